@@ -1,0 +1,17 @@
+"""Errors a user is meant to read: one message, no traceback."""
+
+
+class UserError(Exception):
+    """Something the user can mend. The message names field, value, what is allowed and where to change it."""
+
+
+class ConfigError(UserError):
+    """The configuration is not usable; raised before any job starts."""
+
+
+class DataError(UserError):
+    """Input data is missing, broken or not the data that the manifest describes."""
+
+
+class CheckpointError(UserError):
+    """No checkpoint can be trusted, or one belongs to another run."""

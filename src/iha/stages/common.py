@@ -1,0 +1,99 @@
+"""The frame of every stage: arguments in, one manifest out, errors as one line."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from iha.config import Frozen
+from iha.errors import UserError
+from iha.manifest import FileEntry, Manifest, file_entry, read_manifest, sha256_file, write_manifest
+
+log = logging.getLogger("iha")
+S = TypeVar("S", bound=Frozen)
+
+#: Exit code of a stage that saved its state and wants to be started again (time limit, preemption).
+RESUMABLE = 75
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a stage runs: paths and settings that must not change its result."""
+
+    output: Path
+    state: Path
+    inputs: dict[str, Manifest]
+    tracking_uri: str
+    experiment: str
+    threads: int
+    device: str
+
+    def entry(self, path: Path) -> FileEntry:
+        """Describe a file that this stage wrote below the state directory."""
+        return file_entry(path, self.state)
+
+
+@dataclass
+class Made:
+    """What a stage made; becomes its manifest."""
+
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    run_id: str | None = None
+
+
+def parser(stage: str) -> argparse.ArgumentParser:
+    """The arguments every stage takes."""
+    p = argparse.ArgumentParser(
+        prog=f"python -m iha.stages.{stage}",
+        description=f"Stage {stage!r} of the workflow. Usually started by snakemake; "
+        f"`snakemake --printshellcmds` shows the whole line.",
+    )
+    p.add_argument("--slice", required=True, help="this stage's part of the config, JSON")
+    p.add_argument("--code", required=True, help="fingerprint of the code the stage can reach")
+    p.add_argument("--output", required=True, type=Path, help="manifest to write, last and atomically")
+    p.add_argument("--state", required=True, type=Path, help="scratch directory for large files")
+    p.add_argument("--experiment", required=True)
+    p.add_argument("--tracking", default="sqlite:///mlflow.db", help="MLflow store")
+    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    p.add_argument("--inputs", nargs="*", default=[], metavar="NAME=PATH", help="parent manifests")
+    return p
+
+
+def run(stage: str, slice_type: type[S], body: Callable[[S, Context], Made]) -> None:
+    """Run `body` between argument parsing and the manifest; exits 2 with one line on a user error."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    args = parser(stage).parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", str(args.threads))
+    try:
+        paths = dict(pair.split("=", 1) for pair in args.inputs)
+        part = slice_type.model_validate_json(args.slice)
+        context = Context(
+            output=args.output,
+            state=args.state,
+            inputs={name: read_manifest(Path(path)) for name, path in paths.items()},
+            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", args.tracking),
+            experiment=args.experiment,
+            threads=args.threads,
+            device=args.device,
+        )
+        made = body(part, context)
+        manifest = Manifest(
+            stage=stage,
+            slice=part.model_dump(mode="json"),
+            code=args.code,
+            parents={name: sha256_file(Path(path)) for name, path in sorted(paths.items())},
+            files=made.files,
+            facts=made.facts,
+            run_id=made.run_id,
+        )
+        write_manifest(args.output, manifest)
+    except UserError as error:
+        sys.exit(f"{stage}: {error}")

@@ -1,0 +1,135 @@
+"""What an attention variant is and what it costs. Free of torch, so that the DAG is planned without starting it.
+
+A variant is a frozen `AttentionSpec`: its parameters, its price, and (by import string) the module that computes it.
+Kinds register themselves by subclassing; a kind of the form ``package.module:Class`` is imported on demand, which is
+how a variant outside this package is named in a config.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+#: Modules that define the built-in kinds; each has the kind's name.
+BUILTIN: tuple[str, ...] = ("global_", "global_local", "talking_heads", "diff", "iha")
+
+_KINDS: dict[str, type[AttentionSpec]] = {}
+
+LayerType = Literal["global", "local"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes a variant is built for and priced at.
+
+    `pretrain_len` is the pretraining context in tokens: windows are derived from it and stay absolute when the
+    context is extended (spec 4.3, U16).
+    """
+
+    hidden_dim: int
+    n_layers: int
+    n_heads: int
+    pretrain_len: int
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head, D / H."""
+        return self.hidden_dim // self.n_heads
+
+
+@dataclass(frozen=True)
+class LayerPrice:
+    """Forward FLOPs of one attention layer over one sequence (2 per multiply-add), split by what they buy.
+
+    `projections`: Q, K, V, O. `mixing`: everything the variant adds outside the score and value products (pseudo-head
+    mixing and collapse, talking-heads mixes, lambda). `attention`: live (query, key) pairs only.
+    """
+
+    projections: int
+    mixing: int
+    attention: int
+
+
+def live_pairs(seq_len: int, window: int | None = None) -> int:
+    """Number of (query, key) pairs a causal mask leaves, query u seeing the last min(u + 1, window) keys."""
+    if window is None or window >= seq_len:
+        return seq_len * (seq_len + 1) // 2
+    return window * (window + 1) // 2 + (seq_len - window) * window
+
+
+def layer_type(layer: int, period: int) -> LayerType:
+    """LLLLG schedule: every `period`-th layer is global, counted from 1 (spec 2.5; 26 layers: 21 local, 5 global)."""
+    return "global" if (layer + 1) % period == 0 else "local"
+
+
+class AttentionSpec(BaseModel):
+    """Parameters and price of one attention variant; subclass it once per kind."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: str
+    #: ``module:Class`` of the torch implementation, imported only when a model is built.
+    module: ClassVar[str]
+    #: Names (last component) of parameters that weight decay must not touch (spec 2.7, TRN-11).
+    no_decay: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        for kind in get_args(cls.model_fields["kind"].annotation):
+            _KINDS[kind] = cls
+
+    def problems(self, geometry: Geometry) -> list[str]:
+        """Reasons why this spec cannot be built at `geometry`; each names the field, the value and what is allowed."""
+        return []
+
+    def window(self, geometry: Geometry, layer: int) -> int | None:
+        """Window of `layer` in original tokens, the current one included; None: the layer is global."""
+        return None
+
+    def params(self, geometry: Geometry, layer: int) -> int:
+        """Learned parameters of this layer's attention, projections included."""
+        return 4 * geometry.hidden_dim**2
+
+    def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
+        """Forward FLOPs of this layer's attention over one sequence of `seq_len` tokens."""
+        raise NotImplementedError
+
+    def cache_values(self, geometry: Geometry, layer: int, seq_len: int) -> int:
+        """Numbers the KV cache of this layer holds after `seq_len` tokens (times bytes per number for bytes)."""
+        kept = min(seq_len, self.window(geometry, layer) or seq_len)
+        return 2 * kept * geometry.hidden_dim
+
+    def load_module(self) -> Callable[..., Any]:
+        """Import and return the torch module class (imports torch)."""
+        return resolve(self.module)
+
+
+def resolve(path: str) -> Any:
+    """Import ``module:attribute``."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def known_kinds() -> dict[str, type[AttentionSpec]]:
+    """Every registered kind; imports the built-in ones."""
+    for name in BUILTIN:
+        importlib.import_module(f"iha.variants.{name}")
+    return dict(_KINDS)
+
+
+def spec_class(kind: str) -> type[AttentionSpec]:
+    """The spec class of a kind; a kind with a colon is an import path.
+
+    Raises:
+        KeyError: no such kind is registered.
+    """
+    if ":" in kind:
+        cls = resolve(kind)
+        if not (isinstance(cls, type) and issubclass(cls, AttentionSpec)):
+            raise KeyError(kind)
+        return cls
+    return known_kinds()[kind]

@@ -1,0 +1,19 @@
+"""Ordinary causal multi-head attention in every layer (spec 10.1)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from iha.variants.base import AttentionSpec, Geometry, LayerPrice, live_pairs
+
+
+class GlobalSpec(AttentionSpec):
+    """Causal MHA with RoPE; no parameters."""
+
+    kind: Literal["global"]
+    module: ClassVar[str] = "iha.attention.mha:MultiHeadAttention"
+
+    def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
+        """Four D x D projections; 4d FLOPs per live pair and head."""
+        d_model = geometry.hidden_dim
+        return LayerPrice(projections=8 * d_model**2 * seq_len, mixing=0, attention=4 * d_model * live_pairs(seq_len))
