@@ -8,6 +8,7 @@ how a variant outside this package is named in a config.
 from __future__ import annotations
 
 import importlib
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -45,8 +46,9 @@ class Geometry:
 class LayerPrice:
     """Forward FLOPs of one attention layer over one sequence (2 per multiply-add), split by what they buy.
 
-    `projections`: Q, K, V, O. `mixing`: everything the variant adds outside the score and value products (pseudo-head
-    mixing and collapse, talking-heads mixes, lambda). `attention`: live (query, key) pairs only.
+    `projections`: Q, K, V, O. `mixing`: what else is paid per token (pseudo-head mixing and collapse). `attention`:
+    everything paid per live (query, key) pair (scores, value products, talking-heads mixes). Elementwise work (norms,
+    RoPE, softmax, lambda) is not counted, as nowhere in the ledger.
     """
 
     projections: int
@@ -86,7 +88,7 @@ class AttentionSpec(BaseModel):
         """Reasons why this spec cannot be built at `geometry`; each names the field, the value and what is allowed."""
         return []
 
-    def window(self, geometry: Geometry, layer: int) -> int | None:
+    def window_at(self, geometry: Geometry, layer: int) -> int | None:
         """Window of `layer` in original tokens, the current one included; None: the layer is global."""
         return None
 
@@ -94,18 +96,19 @@ class AttentionSpec(BaseModel):
         """Learned parameters of this layer's attention, projections included."""
         return 4 * geometry.hidden_dim**2
 
+    @abstractmethod
     def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
         """Forward FLOPs of this layer's attention over one sequence of `seq_len` tokens."""
-        raise NotImplementedError
 
     def cache_values(self, geometry: Geometry, layer: int, seq_len: int) -> int:
         """Numbers the KV cache of this layer holds after `seq_len` tokens (times bytes per number for bytes)."""
-        kept = min(seq_len, self.window(geometry, layer) or seq_len)
+        kept = min(seq_len, self.window_at(geometry, layer) or seq_len)
         return 2 * kept * geometry.hidden_dim
 
     def load_module(self) -> Callable[..., Any]:
         """Import and return the torch module class (imports torch)."""
-        return resolve(self.module)
+        module: Callable[..., Any] = resolve(self.module)
+        return module
 
 
 def resolve(path: str) -> Any:

@@ -1,0 +1,90 @@
+"""Interleaved Head Attention: P pseudo-heads per head, interleaved into P virtual tokens per token (spec 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from iha.variants.base import AttentionSpec, Geometry, LayerPrice, layer_type, live_pairs
+
+
+class IhaSpec(AttentionSpec):
+    """LLLLG: windowed IHA layers, every `period`-th layer global MHA (spec 2.5).
+
+    `pseudo_heads`: P. `mask`: flat is causal over virtual tokens; token lets a query see all P keys of its own token
+    (spec 2.4). `collapse`: R over all H x P outputs, or over the P of its own head (spec 2.6). `window`: original
+    tokens a local layer sees, its kernel sees `window * P` virtual ones; None: pretrain_len / (2 P^2), which must be
+    whole. `global_layers`: iha breaks the FLOP match (spec D11). `noise_std`: noise around the identity at the start
+    (spec 2.7).
+    """
+
+    kind: Literal["iha"]
+    module: ClassVar[str] = "iha.attention.iha:InterleavedHeadAttention"
+    no_decay: ClassVar[tuple[str, ...]] = ("alpha_q", "alpha_k", "alpha_v", "collapse")
+
+    pseudo_heads: int = 2
+    mask: Literal["flat", "token"] = "flat"
+    collapse: Literal["global", "per_head"] = "global"
+    period: int = 5
+    window: int | None = None
+    global_layers: Literal["mha", "iha"] = "mha"
+    noise_std: float = 0.02
+
+    def problems(self, geometry: Geometry) -> list[str]:
+        """No pseudo-heads, no whole window, or a window outside 1 .. pretrain_len."""
+        return list(self._problems(geometry))
+
+    def _problems(self, geometry: Geometry) -> Iterator[str]:
+        length, p = geometry.pretrain_len, self.pseudo_heads
+        if self.period < 1:
+            yield f"period is {self.period}; allowed: 1 or more (every period-th layer is global)"
+        if self.noise_std < 0:
+            yield f"noise_std is {self.noise_std}; allowed: 0 or more"
+        if self.window is not None and not 1 <= self.window <= length:
+            yield f"window is {self.window}; allowed: 1 to pretrain.seq_len, {length}"
+        if p < 1 or (self.window is None and length % (2 * p * p)):
+            whole = ", ".join(str(q) for q in range(1, length) if length >= 2 * q * q and length % (2 * q * q) == 0)
+            got = "" if p < 1 else f", whose window {length} / (2 P^2) = {length / (2 * p * p):g} is not whole"
+            yield (
+                f"pseudo_heads is {p}{got}; allowed at pretrain.seq_len {length}: {whole or 'none'} "
+                f"(or 1 and more with a window of your own)"
+            )
+
+    def window_at(self, geometry: Geometry, layer: int) -> int | None:
+        """Window of a local layer in original tokens; None for every `period`-th."""
+        if layer_type(layer, self.period) == "global":
+            return None
+        return geometry.pretrain_len // (2 * self.pseudo_heads**2) if self.window is None else self.window
+
+    def interleaves(self, layer: int) -> bool:
+        """Whether this layer has pseudo-heads; a global layer is plain MHA unless `global_layers` says iha."""
+        return self.global_layers == "iha" or layer_type(layer, self.period) == "local"
+
+    def params(self, geometry: Geometry, layer: int) -> int:
+        """Projections, three H x H x P mixes and the collapse: 4 H^2 P more than MHA (3 H^2 P + H P per head)."""
+        heads, p = geometry.n_heads, self.pseudo_heads
+        collapse = heads * heads * p if self.collapse == "global" else heads * p
+        extra = 3 * heads * heads * p + collapse if self.interleaves(layer) else 0
+        return 4 * geometry.hidden_dim**2 + extra
+
+    def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
+        """Projections; mixing 8 H^2 P d per token; 4d FLOPs per live pair of virtual tokens and head (spec 3)."""
+        d_model, heads, p = geometry.hidden_dim, geometry.n_heads, self.pseudo_heads
+        window = self.window_at(geometry, layer)
+        projections = 8 * d_model**2 * seq_len
+        if not self.interleaves(layer):
+            return LayerPrice(projections, mixing=0, attention=4 * d_model * live_pairs(seq_len, window))
+        collapse = 2 * heads * p * d_model if self.collapse == "global" else 2 * p * d_model
+        mixing = (6 * heads * p * d_model + collapse) * seq_len
+        return LayerPrice(projections, mixing, attention=4 * d_model * self._virtual_pairs(seq_len, window))
+
+    def _virtual_pairs(self, seq_len: int, window: int | None) -> int:
+        p = self.pseudo_heads
+        if self.mask == "token":
+            return p * p * live_pairs(seq_len, window)
+        return live_pairs(seq_len * p, window and window * p)
+
+    def cache_values(self, geometry: Geometry, layer: int, seq_len: int) -> int:
+        """P mixed keys and values per kept token: P times MHA's cache, capped at the window (spec 2.8)."""
+        kept = super().cache_values(geometry, layer, seq_len)
+        return kept * self.pseudo_heads if self.interleaves(layer) else kept
