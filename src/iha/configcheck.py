@@ -12,15 +12,10 @@ from pydantic import BaseModel, ValidationError
 
 from iha.config import BookSource, Config, DocstringSource, FileSource, HubSource, TemplateSource
 from iha.errors import ConfigError
+from iha.variants.base import known_kinds
 from iha.yamlio import load_yaml
 
 SOURCES = {
-    "hub": HubSource,
-    "files": FileSource,
-    "docstrings": DocstringSource,
-    "book": BookSource,
-    "templates": TemplateSource,
-}
     "hub": HubSource,
     "files": FileSource,
     "docstrings": DocstringSource,
@@ -92,3 +87,17 @@ def _section(annotation: Any) -> Any:
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return annotation
+
+
+def config_schema() -> dict[str, Any]:
+    """JSON schema of a configuration file; an attention is one of the built-in kinds or names a class by path."""
+    schema = Config.model_json_schema()
+    kinds = {kind: spec for kind, spec in sorted(known_kinds().items()) if spec.__module__.startswith("iha.")}
+    named = {
+        "type": "object",
+        "properties": {"kind": {"type": "string", "pattern": ":"}},
+        "required": ["kind"],
+        "title": "A class outside this package, package.module:Class",
+    }
+    schema["$defs"]["AttentionSpec"] = {"oneOf": [*(s.model_json_schema() for s in kinds.values()), named]}
+    return schema

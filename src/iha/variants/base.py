@@ -100,6 +100,10 @@ class AttentionSpec(BaseModel):
     def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
         """Forward FLOPs of this layer's attention over one sequence of `seq_len` tokens."""
 
+    def asymptotic_pairs(self, geometry: Geometry, layer: int, seq_len: int) -> int:
+        """(query, key) pairs as the paper counts them: queries times window, no causal half, no edge (spec 3, D11)."""
+        return seq_len * min(seq_len, self.window_at(geometry, layer) or seq_len)
+
     def cache_values(self, geometry: Geometry, layer: int, seq_len: int) -> int:
         """Numbers the KV cache of this layer holds after `seq_len` tokens (times bytes per number for bytes)."""
         kept = min(seq_len, self.window_at(geometry, layer) or seq_len)

@@ -84,6 +84,11 @@ class IhaSpec(AttentionSpec):
             return p * p * live_pairs(seq_len, window)
         return live_pairs(seq_len * p, window and window * p)
 
+    def asymptotic_pairs(self, geometry: Geometry, layer: int, seq_len: int) -> int:
+        """NP virtual queries times WP virtual keys: N^2 / 2 at the derived window (spec 2.5)."""
+        pairs = super().asymptotic_pairs(geometry, layer, seq_len)
+        return pairs * self.pseudo_heads**2 if self.interleaves(layer) else pairs
+
     def cache_values(self, geometry: Geometry, layer: int, seq_len: int) -> int:
         """P mixed keys and values per kept token: P times MHA's cache, capped at the window (spec 2.8)."""
         kept = super().cache_values(geometry, layer, seq_len)

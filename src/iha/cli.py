@@ -1,0 +1,149 @@
+"""`iha`: look at an experiment before (and after) it runs. The workflow itself is started with `snakemake`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from iha import __version__
+from iha.config import Config
+from iha.configcheck import config_schema, load_config
+from iha.errors import UserError
+from iha.flops import ledger
+from iha.slices import ledger_slice
+
+EXAMPLES = """\
+examples:
+  iha config --config configs/smoke.yaml      every value the run will use, defaults included
+  iha config --schema > schema.json           the JSON schema, for an editor
+  iha flops --config configs/smoke.yaml       parameters, FLOPs, matched steps and KV cache of each variant
+  iha flops --json                            the same for the paper's own configuration, as JSON
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one sub-command; a user error is one message and exit status 2."""
+    args = parser().parse_args(argv)
+    try:
+        args.run(args)
+    except UserError as error:
+        print(f"iha: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; each sub-command adds itself."""
+    p = argparse.ArgumentParser(
+        prog="iha", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--version", action="version", version=f"iha {__version__}")
+    commands = p.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add in (_add_config, _add_flops):
+        add(commands)
+    return p
+
+
+Commands = Any  # argparse's own type for a group of sub-commands is private
+
+
+def _command(commands: Commands, name: str, text: str, example: str) -> argparse.ArgumentParser:
+    p: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=text,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration (default: the paper's values)")
+    p.add_argument("--json", action="store_true", help="print JSON")
+    return p
+
+
+def _add_config(commands: Commands) -> None:
+    p = _command(
+        commands, "config", "Check a configuration and print it resolved.", "iha config --config configs/smoke.yaml"
+    )
+    p.add_argument("--schema", action="store_true", help="print the JSON schema of configurations instead")
+    p.set_defaults(run=_config)
+
+
+def _add_flops(commands: Commands) -> None:
+    p = _command(
+        commands,
+        "flops",
+        "Price every variant: parameters, FLOPs, matched steps, KV cache.",
+        "iha flops --config configs/smoke.yaml",
+    )
+    p.set_defaults(run=_flops)
+
+
+def _read(args: argparse.Namespace) -> Config:
+    return load_config(args.config) if args.config else Config()
+
+
+def _config(args: argparse.Namespace) -> None:
+    if args.schema:
+        print(json.dumps(config_schema(), indent=2))
+        return
+    data = _read(args).model_dump(mode="json")
+    print(json.dumps(data, indent=2) if args.json else yaml.safe_dump(data, sort_keys=False, width=120), end="\n")
+
+
+def _flops(args: argparse.Namespace) -> None:
+    config = _read(args)
+    facts = ledger(ledger_slice(config))
+    print(json.dumps(facts, indent=2) if args.json else ledger_text(facts, config.pretrain.seq_len))
+
+
+def ledger_text(facts: dict[str, Any], seq_len: int) -> str:
+    """The ledger as aligned columns; FLOPs at `seq_len` tokens unless a column says otherwise."""
+    longest = max(int(n) for n in next(iter(facts["variants"].values()))["cache_bytes"])
+    head = (
+        "variant", "params M", "non-emb M", "GFLOP/token", "attention", "forward", "asymptotic",
+        "steps", "train FLOPs", "mismatch", f"KV MiB @{longest}",
+    )  # fmt: skip
+    rows = [_cells(name, row, longest) for name, row in facts["variants"].items()]
+    note = (
+        f"match: {facts['match']}; ratios against {facts['reference']} at {seq_len} tokens; GFLOP/token: forward.\n"
+        "attention: live (query, key) pairs; asymptotic: as the paper counts them, without the causal half.\n"
+        "steps, train FLOPs, mismatch: pretraining."
+    )
+    return f"{_aligned([head, *rows])}\n\n{note}"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> str:
+    """Columns two spaces apart, the first to the left, numbers to the right."""
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return "\n".join(
+        "  ".join([row[0].ljust(first), *(cell.rjust(w) for cell, w in zip(row[1:], widths, strict=True))])
+        for row in rows
+    )
+
+
+def _cells(name: str, row: dict[str, Any], longest: int) -> tuple[str, ...]:
+    params = row["params"]
+    return (
+        name,
+        f"{params['total'] / 1e6:,.1f}",
+        f"{params['non_embedding'] / 1e6:,.1f}",
+        f"{row['flops_per_token']['forward'] / 1e9:.4f}",
+        f"{row['attention_ratio']:.3f}",
+        f"{row['forward_ratio']:.3f}",
+        f"{row['asymptotic_ratio']:.3f}",
+        f"{row['steps']['pretrain']:,}",
+        f"{row['train_flops']['pretrain']:.4g}",
+        f"{row['mismatch']:+.3%}",
+        f"{row['cache_bytes'][str(longest)] / 2**20:,.2f}",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""Stage flops: price every variant and solve for the steps that match their compute."""
+
+from __future__ import annotations
+
+from iha.flops import ledger
+from iha.slices import LedgerSlice
+from iha.stages.common import Context, Made, run
+
+
+def body(part: LedgerSlice, context: Context) -> Made:
+    """The ledger is the manifest's facts; there are no files."""
+    return Made(facts=ledger(part))
+
+
+def main() -> None:
+    """Entry point of the rule `flops`."""
+    run("flops", LedgerSlice, body)
+
+
+if __name__ == "__main__":
+    main()
