@@ -203,27 +203,40 @@ class Recipe(Frozen):
         return self.steps * self.global_batch * self.seq_len
 
 
-def _pretrain() -> Recipe:
-    return Recipe(seq_len=8192, steps=240_000, global_batch=128, lr=8e-4, min_lr=8e-6, warmup_steps=1000)
+class PretrainRecipe(Recipe):
+    """Pretraining: 240,000 steps, 240B tokens nominally [paper 5.1; spec 4.2]."""
+
+    seq_len: Positive = Field(8192, description="[paper 5.1]")
+    steps: Positive = Field(240_000, description="of the reference variant [paper 5.1]")
+    global_batch: Positive = Field(128, description="one sequence per GPU, 1,048,576 tokens [spec 4.2]")
+    lr: Rate = Field(8e-4, description="peak [paper 5.1]")
+    min_lr: Annotated[float, Field(ge=0, lt=1)] = Field(8e-6, description="end of the cosine [paper 5.1]")
+    warmup_steps: int = Field(1000, ge=0, description="linear [paper 5.1]")
 
 
-def _extend() -> Recipe:
-    return Recipe(
-        seq_len=65_536, steps=1200, global_batch=64, lr=1e-4, min_lr=1e-5, warmup_steps=50, checkpoint_every=100
-    )
+class ExtendRecipe(Recipe):
+    """Extension to 64k: the paper gives the length only, the rest is ours [spec 4.3, U10]."""
+
+    seq_len: Positive = Field(65_536, description="[paper 5.1]")
+    steps: Positive = Field(1200, description="5.0B tokens, 2 % of pretraining [spec 4.3]")
+    global_batch: Positive = 64
+    lr: Rate = Field(1e-4, description="[spec 4.3]")
+    min_lr: Annotated[float, Field(ge=0, lt=1)] = Field(1e-5, description="[spec 4.3]")
+    warmup_steps: int = Field(50, ge=0)
+    checkpoint_every: Positive = 100
 
 
-def _sft() -> Recipe:
-    return Recipe(
-        seq_len=16_384,
-        steps=5100,
-        global_batch=96,
-        lr=4e-5,
-        min_lr=0.0,
-        warmup_steps=510,
-        weight_decay=0.0,
-        checkpoint_every=200,
-    )
+class SftRecipe(Recipe):
+    """Supervised fine-tuning on 8B tokens of OpenThoughts [paper 5.1]; the rest is ours [spec 4.4, U11]."""
+
+    seq_len: Positive = Field(16_384, description="packed [spec 4.4]")
+    steps: Positive = Field(5100, description="8.0B tokens [paper 5.1]")
+    global_batch: Positive = Field(96, description="[spec 4.4]")
+    lr: Rate = Field(4e-5, description="[spec 4.4]")
+    min_lr: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    warmup_steps: int = Field(510, ge=0, description="10 % [spec 4.4]")
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    checkpoint_every: Positive = 200
 
 
 class EngineConfig(Frozen):
@@ -270,12 +283,9 @@ def _suites() -> tuple[Suite, ...]:
         Suite(name=f"ruler_{n // 1024}k", model="long", tasks=RULER_TASKS, lengths=(n,))
         for n in (4096, 8192, 16_384, 32_768, 65_536)
     )
-    reasoning = tuple(
-        Suite(name=task, model=model, tasks=(task,))
-        for model, tasks in (("base", REASONING_TASKS), ("sft", REASONING_TASKS[:3]))
-        for task in tasks
-    )
-    return ruler + reasoning
+    base = tuple(Suite(name=task, model="base", tasks=(task,)) for task in REASONING_TASKS)
+    sft = tuple(Suite(name=task, model="sft", tasks=(task,)) for task in REASONING_TASKS[:3])
+    return ruler + base + sft
 
 
 ItemSource = Literal["hub", "files", "templates", "package"]
@@ -286,7 +296,7 @@ class EvalConfig(Frozen):
 
     suites: tuple[Suite, ...] = Field(default_factory=_suites)
     items: dict[str, ItemSource] = Field(
-        default_factory=lambda: dict.fromkeys(REASONING_TASKS, "hub"),
+        default={"gsm8k": "hub", "math500": "hub", "mbpp": "hub", "humaneval": "hub"},
         description="where each benchmark's items come from; files: <items_dir>/<task>_test.jsonl",
     )
     items_dir: str | None = Field(None, description="folder of local items for source 'files'")
@@ -335,9 +345,9 @@ class Config(Frozen):
     model: ModelConfig = Field(default_factory=ModelConfig)
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     data: DataConfig = Field(default_factory=DataConfig)
-    pretrain: Recipe = Field(default_factory=_pretrain)
-    extend: Recipe = Field(default_factory=_extend, description="64k extension [spec 4.3]")
-    sft: Recipe = Field(default_factory=_sft, description="OpenThoughts, 8B tokens [spec 4.4]")
+    pretrain: PretrainRecipe = Field(default_factory=PretrainRecipe)
+    extend: ExtendRecipe = Field(default_factory=ExtendRecipe)
+    sft: SftRecipe = Field(default_factory=SftRecipe)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     evals: EvalConfig = Field(default_factory=EvalConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)

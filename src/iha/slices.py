@@ -97,6 +97,12 @@ class EvalSlice(Frozen):
     batch_size: int
 
 
+class TrackingSlice(Frozen):
+    """Slice of the tracking store's preparation."""
+
+    experiment: str
+
+
 class ReportSlice(Frozen):
     """Slice of the report."""
 
@@ -185,6 +191,11 @@ def eval_slice(config: Config, name: str, model: str) -> EvalSlice:
     )
 
 
+def tracking_slice(config: Config) -> TrackingSlice:
+    """Slice of the tracking store."""
+    return TrackingSlice(experiment=config.experiment)
+
+
 def report_slice(config: Config) -> ReportSlice:
     """Slice of the report."""
     return ReportSlice(
@@ -197,10 +208,12 @@ def report_slice(config: Config) -> ReportSlice:
     )
 
 
-def entry_modules(stage: str, variants: tuple[Variant, ...] = ()) -> tuple[str, ...]:
-    """Modules a stage starts from: its own, and spec and torch module of each variant it runs."""
+def entry_modules(stage: str, variants: tuple[Variant, ...] = (), torch: bool = True) -> tuple[str, ...]:
+    """Modules a stage starts from: its own, and spec and (if it computes, `torch`) module of each variant it runs."""
     specs = {v.attention.__class__ for v in variants}
-    named = {spec.__module__ for spec in specs} | {spec.module.partition(":")[0] for spec in specs}
+    named = {spec.__module__ for spec in specs}
+    if torch:
+        named |= {spec.module.partition(":")[0] for spec in specs}
     return (f"iha.stages.{stage}", *sorted(named))
 
 

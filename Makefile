@@ -1,0 +1,59 @@
+# The two commands of this project: `make demo` runs the whole workflow small, `make test` passes the tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CORES ?= all
+RESULTS := results/smoke/report
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint ui clean bench
+
+help:  ## list the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+install: $(VENV)/.ready  ## create the virtual environment with the locked dependencies
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 demo" >&2; exit 1; }
+	@echo "[1/3] virtual environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "python cannot make a virtual environment; on Debian or Ubuntu: apt install python3-venv" >&2; \
+	  rm -rf $(VENV); exit 1; }
+	@echo "[2/3] PyTorch, then the locked dependencies (about 2 GB, a few minutes)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	@echo "[3/3] this package"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+demo: install  ## run the whole workflow small, on CPU, on real text, to finished tables
+	@echo "Running configs/smoke.yaml: five attention variants, from text to tables. Logs: results/smoke/logs/"
+	@$(BIN)/snakemake --cores $(CORES) --quiet rules host
+	@echo
+	@echo "Done. These are smoke numbers from tiny models, not a reproduction. Look at:"
+	@echo "  $(RESULTS)/table1.md, table2.md   the paper's tables, ours beside the paper's"
+	@echo "  $(RESULTS)/report.html            one page with everything; open it in a browser"
+	@echo "  make ui                                    the runs in MLflow, http://127.0.0.1:5000"
+
+test: install  ## lint, type-check and run all tests
+	@echo "Running the tests (about ten minutes on two cores)"
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@echo "Tests passed. Next: make demo, or docs/ for how things work."
+
+lint: install  ## style, types, workflow format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/snakefmt --check Snakefile workflow
+	@$(BIN)/snakemake --lint
+	@echo "Lint passed."
+
+ui: install  ## open the MLflow UI on loopback
+	@$(BIN)/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db} --host 127.0.0.1 --port 5000
+
+bench: install  ## run the benchmarks (quiet machine, ten minutes)
+	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+clean:  ## remove results, state and the tracking store (not the environment)
+	rm -rf results state mlflow.db mlartifacts .snakemake

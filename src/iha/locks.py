@@ -1,0 +1,53 @@
+"""Snakemake's directory lock after its process was killed.
+
+Snakemake leaves its lock behind when it is killed with SIGKILL and then refuses to start. The lock is removed here
+only if the process that took it is known to be dead on this very machine; in every other case Snakemake's own
+message, which names `snakemake --unlock`, stands (SNK-12).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+
+def _started(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot, None if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def claim(folder: Path) -> None:
+    """Record this process as the one that holds the lock in `folder` (.snakemake)."""
+    pid = os.getpid()
+    owner = {"host": socket.gethostname(), "boot": _boot(), "pid": pid, "started": _started(pid)}
+    (folder / "controller.json").write_text(json.dumps(owner))
+
+
+def release_stale_lock(folder: Path) -> bool:
+    """Remove the lock in `folder` if its recorded owner died on this machine; True if one was removed."""
+    locks = folder / "locks"
+    try:
+        owner = json.loads((folder / "controller.json").read_text())
+    except (OSError, ValueError):
+        return False
+    same_machine = owner.get("host") == socket.gethostname() and owner.get("boot") == _boot()
+    alive = _started(int(owner.get("pid", -1))) == owner.get("started")
+    if not locks.is_dir() or not any(locks.iterdir()) or not same_machine or alive:
+        return False
+    print(f"Removing the lock left by snakemake process {owner['pid']}, which is gone.", file=sys.stderr)
+    shutil.rmtree(locks)
+    return True

@@ -1,0 +1,16 @@
+"""Shared by all tests: in CI a test that needs the sandbox or Slurm may not skip."""
+
+import os
+
+import pytest
+
+REQUIRED = set(filter(None, os.environ.get("IHA_REQUIRE", "").split(",")))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    required = REQUIRED & {mark.name for mark in item.iter_markers()}
+    if report.skipped and required:
+        report.outcome = "failed"
+        report.longrepr = f"skipped although IHA_REQUIRE={','.join(sorted(required))}: {report.longrepr}"

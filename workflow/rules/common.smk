@@ -1,0 +1,85 @@
+"""Config, paths and the one command line every rule shares."""
+
+import sys
+from functools import cache
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from iha import slices
+from iha.configcheck import load_config
+from iha.errors import ConfigError
+from iha.locks import claim, release_stale_lock
+from iha.provenance import code_fingerprint
+
+# Presets never merge: smoke is read only when no other config was named.
+CONFIG_FILES = workflow.configfiles or [
+    Path(workflow.basedir) / "configs" / "smoke.yaml"
+]
+if len(CONFIG_FILES) > 1:
+    raise WorkflowError(
+        f"--configfile: {len(CONFIG_FILES)} files given, allowed: one (presets do not merge)"
+    )
+try:
+    CFG = load_config(Path(CONFIG_FILES[0]), workflow.config_settings.config)
+except ConfigError as error:
+    raise WorkflowError(str(error)) from None
+
+# Formatted into the commands only when they run, so moving scratch or the tracking server reruns nothing.
+PYTHON = sys.executable
+OUT = f"{CFG.runtime.results_dir}/{CFG.experiment}"
+STATE = f"{CFG.runtime.state_dir}/{CFG.experiment}"
+RUN = f"--state {STATE} --experiment {CFG.experiment} --tracking {CFG.runtime.tracking_uri} --device {CFG.runtime.device}"
+
+VARIANTS = [v.name for v in CFG.variants]
+SEEDS = list(CFG.seeds)
+
+
+wildcard_constraints:
+    variant="|".join(VARIANTS),
+    seed="|".join(map(str, SEEDS)),
+    split="|".join(slices.SPLITS),
+    model="|".join(slices.MODEL_STAGES),
+    suite="[a-z0-9_]+",
+    length="[0-9]+",
+
+
+if workflow.is_main_process:
+    release_stale_lock(Path(".snakemake"))
+
+
+onstart:
+    claim(Path(".snakemake"))
+
+
+def command(stage):
+    """Shell line of a stage: its slice and code are rerun keys (params), where it runs is not."""
+    return (
+        f"exec {{PYTHON}} -m iha.stages.{stage} --output {{output[0]}} --inputs {{params.inputs}} "
+        "--threads {threads} {RUN} --code {params.code} --slice {params.slice:q} > {log} 2>&1"
+    )
+
+
+@cache
+def code(stage, variant=None):
+    """Fingerprint of the code that a stage (running a variant) can reach."""
+    return code_fingerprint(
+        *slices.entry_modules(stage, (CFG.variant(variant),) if variant else ())
+    )
+
+
+def named(wildcards, input):
+    """Parent manifests as NAME=PATH."""
+    return " ".join(
+        f"{name}={path}" for name, path in input.items() if name != "tracking"
+    )
+
+
+def run_manifest(stage, variant="{variant}", seed="{seed}"):
+    """Manifest of a training stage."""
+    return f"{OUT}/runs/{variant}/seed{seed}/{stage}.json"
+
+
+def eval_manifest(suite, model, variant="{variant}", seed="{seed}"):
+    """Manifest of a suite on one checkpoint."""
+    return f"{OUT}/evals/{variant}/seed{seed}/{suite}.{model}.json"

@@ -1,0 +1,95 @@
+"""Tokenizer, token stores, evaluation items, tracking store, FLOP ledger."""
+
+
+rule tracking:
+    output:
+        f"{OUT}/tracking.json",
+    log:
+        f"{OUT}/logs/tracking.log",
+    benchmark:
+        f"{OUT}/benchmarks/tracking.tsv"
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        inputs="",
+        slice=slices.dump(slices.tracking_slice(CFG)),
+        code=code("tracking"),
+    shell:
+        command("tracking")
+
+
+rule flops:
+    output:
+        f"{OUT}/flops.json",
+    log:
+        f"{OUT}/logs/flops.log",
+    benchmark:
+        f"{OUT}/benchmarks/flops.tsv"
+    resources:
+        mem_mb=500,
+        runtime=10,
+    params:
+        inputs="",
+        slice=slices.dump(slices.ledger_slice(CFG)),
+        code=code_fingerprint(*slices.entry_modules("flops", CFG.variants, torch=False)),
+    shell:
+        command("flops")
+
+
+rule tokenizer:
+    output:
+        f"{OUT}/data/tokenizer.json",
+    log:
+        f"{OUT}/logs/tokenizer.log",
+    benchmark:
+        f"{OUT}/benchmarks/tokenizer.tsv"
+    threads: CFG.runtime.workers
+    resources:
+        mem_mb=4000,
+        runtime=120,
+    params:
+        inputs="",
+        slice=slices.dump(slices.tokenizer_slice(CFG)),
+        code=code("tokenizer"),
+    shell:
+        command("tokenizer")
+
+
+rule tokenise:
+    input:
+        tokenizer=f"{OUT}/data/tokenizer.json",
+    output:
+        f"{OUT}/data/{{split}}.json",
+    log:
+        f"{OUT}/logs/tokenise-{{split}}.log",
+    benchmark:
+        f"{OUT}/benchmarks/tokenise-{{split}}.tsv"
+    threads: CFG.runtime.workers
+    resources:
+        mem_mb=8000,
+        runtime=1440,
+    params:
+        inputs=named,
+        slice=lambda w: slices.dump(slices.tokenise_slice(CFG, w.split)),
+        code=code("tokenise"),
+    shell:
+        command("tokenise")
+
+
+rule items:
+    output:
+        f"{OUT}/data/items.json",
+    log:
+        f"{OUT}/logs/items.log",
+    benchmark:
+        f"{OUT}/benchmarks/items.tsv"
+    resources:
+        mem_mb=2000,
+        runtime=60,
+    params:
+        inputs="",
+        slice=slices.dump(slices.items_slice(CFG)),
+        code=code("items"),
+    shell:
+        command("items")
