@@ -1,0 +1,131 @@
+"""The MLflow store: made once before jobs start, searched by tags, read back. MLflow is imported inside only.
+
+Runs are nested experiment -> variant/seed -> stage and found again by tags, so a resumed stage continues its run and
+an import can be repeated. Only MLflow's public client is used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from iha.errors import ConfigError, DataError
+from iha.tracking.journal import decode, unique_steps
+
+SQLITE = "sqlite:///"
+#: `iha.config` of runs that only hold others.
+CONTAINER = "container"
+
+
+def check_uri(uri: str) -> str:
+    """Refuse a store that MLflow no longer keeps, or one that depends on where it is read (MLF-05).
+
+    Raises:
+        ConfigError: the URI is neither a database nor a server.
+    """
+    if uri.startswith(("http://", "https://", SQLITE, "postgresql", "mysql", "mssql")):
+        return uri
+    raise ConfigError(
+        f"runtime.tracking_uri: {uri!r} is not a store; allowed: sqlite:///path/to/mlflow.db, http(s)://server or a "
+        f"database URL. Change it in the config or in MLFLOW_TRACKING_URI."
+    )
+
+
+def database(uri: str) -> Path | None:
+    """File of an sqlite store, None for others."""
+    return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
+
+
+def client_for(uri: str) -> Any:
+    """MLflow client of an existing store; a missing sqlite file is not made anew (MLF-05).
+
+    Raises:
+        DataError: the database is not there.
+    """
+    file = database(check_uri(uri))
+    if file is not None and not file.exists():
+        raise DataError(f"{file.resolve()}: no such MLflow database; the rule `tracking` makes it before the others.")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    from mlflow.tracking import MlflowClient
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return MlflowClient(tracking_uri=uri)
+
+
+@contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold an advisory lock on `path` (made if missing); yields whether it was got."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def prepare_store(uri: str, experiment: str, groups: Iterable[str] = ()) -> str:
+    """Make database, experiment and the runs that stages nest in; to be called once, before jobs start (MLF-01).
+
+    `groups`: names like `iha/seed1`. Returns the experiment's id; a second call finds what the first made.
+    """
+    file = database(check_uri(uri))
+    if file is None:
+        return _prepare(client_for(uri), experiment, None, groups)
+    with locked(file.with_name(f".{file.name}.lock")):
+        file.touch()
+        return _prepare(client_for(uri), experiment, file.resolve().parent / "mlartifacts" / experiment, groups)
+
+
+def _prepare(client: Any, experiment: str, artifacts: Path | None, groups: Iterable[str]) -> str:
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        experiment_id = client.create_experiment(experiment, None if artifacts is None else artifacts.as_uri())
+    else:
+        experiment_id = found.experiment_id
+        if found.lifecycle_stage == "deleted":
+            client.restore_experiment(experiment_id)
+    parent = find_or_create(client, experiment_id, experiment, CONTAINER, None)
+    for group in groups:
+        find_or_create(client, experiment_id, group, CONTAINER, parent)
+    return str(experiment_id)
+
+
+def find_or_create(client: Any, experiment_id: str, key: str, config: str, parent: str | None) -> str:
+    """Id of the run with these tags. Two processes that make it at once agree on the older one."""
+    found = _find(client, experiment_id, key, config)
+    if found:
+        return found[0]
+    tags = {"iha.key": key, "iha.config": config, "mlflow.runName": key}
+    if parent is not None:
+        tags["mlflow.parentRunId"] = parent
+    made = str(client.create_run(experiment_id, tags=tags).info.run_id)
+    winner = _find(client, experiment_id, key, config)[0]
+    if winner != made:
+        client.delete_run(made)
+    return winner
+
+
+def _find(client: Any, experiment_id: str, key: str, config: str) -> list[str]:
+    query = f"tags.`iha.key` = '{key}' and tags.`iha.config` = '{config}'"
+    runs = client.search_runs([experiment_id], filter_string=query)
+    return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
+
+
+def read_history(client: Any, run_id: str) -> dict[str, list[tuple[int, float]]]:
+    """Every metric of an MLflow run as (step, value): unique steps, the later timestamp wins, infinities restored.
+
+    MLflow only appends, so a step computed again after a resume stands there twice (MLF-02).
+    """
+    found: dict[str, dict[int, float]] = {}
+    for name in client.get_run(run_id).data.metrics:
+        points = sorted(client.get_metric_history(run_id, name), key=lambda point: point.timestamp)
+        found[name] = {point.step: decode(point.value) for point in points}
+    return unique_steps(found)

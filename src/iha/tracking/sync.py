@@ -1,0 +1,100 @@
+"""Import every journal below a folder into MLflow: `python -m iha.tracking.sync state/smoke`.
+
+Repeatable and cheap when nothing is new (MLflow is imported only if something is). A journal that a live stage is
+carrying itself is left to it; a run whose process died without a word becomes KILLED.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from iha.errors import UserError
+from iha.tracking.journal import being_written, read_events, read_run
+from iha.tracking.replay import Replay
+from iha.tracking.store import CONTAINER, check_uri, client_for, prepare_store
+
+log = logging.getLogger("iha.tracking")
+
+
+def pending(state: Path, uri: str) -> list[Path]:
+    """Journals below `state` with lines that this store has not got yet."""
+    return [p for p in sorted(state.rglob("metrics*.jsonl")) if read_run(p) is not None and not _imported(p, uri)]
+
+
+def _imported(jsonl: Path, uri: str) -> bool:
+    try:
+        seen = json.loads(jsonl.with_suffix(".mlflow.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(seen.get("uri") == uri and seen.get("offset") == jsonl.stat().st_size)
+
+
+def sync(state: Path, uri: str) -> int:
+    """Carry all pending journals over; makes the store if there is none. Returns the number of journals carried.
+
+    Raises:
+        ConfigError: the URI is no store.
+    """
+    check_uri(uri)
+    waiting = pending(state, uri)
+    experiments = {info.experiment for path in waiting if (info := read_run(path))}
+    for experiment in sorted(experiments):
+        prepare_store(uri, experiment)
+    for path in waiting:
+        _carry(path, uri)
+    for experiment in sorted(experiments):
+        close_containers(client_for(uri), experiment)
+    return len(waiting)
+
+
+def _carry(path: Path, uri: str) -> None:
+    replay = Replay(uri, path)
+    try:
+        replay.advance()
+        if replay.owned and not being_written(path) and _last_event(path) != "finish":
+            replay.killed()
+    finally:
+        replay.close()
+
+
+def _last_event(path: Path) -> str:
+    last = "none"
+    for _, event in read_events(path):
+        last = str(event["event"])
+    return last
+
+
+def close_containers(client: Any, experiment: str) -> None:
+    """Give each run that holds others the state of what it holds: FAILED over KILLED over RUNNING over FINISHED."""
+    home = client.get_experiment_by_name(experiment)
+    runs = client.search_runs([home.experiment_id], max_results=50_000)
+    status = {run.info.run_id: run.info.status for run in runs}
+    boxes = [run for run in runs if run.data.tags.get("iha.config") == CONTAINER]
+    for box in sorted(boxes, key=lambda run: "mlflow.parentRunId" not in run.data.tags):
+        inside = {status[r.info.run_id] for r in runs if r.data.tags.get("mlflow.parentRunId") == box.info.run_id}
+        worst = next((s for s in ("FAILED", "KILLED", "RUNNING") if s in inside), "FINISHED")
+        status[box.info.run_id] = worst
+        client.update_run(box.info.run_id, status=worst)
+
+
+def main() -> None:
+    """Command line."""
+    p = argparse.ArgumentParser(prog="python -m iha.tracking.sync", description=__doc__)
+    p.add_argument("state", type=Path, help="folder to look for journals in, e.g. state/smoke")
+    p.add_argument("--tracking", default="sqlite:///mlflow.db", help="MLflow store; MLFLOW_TRACKING_URI overrides it")
+    args = p.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    try:
+        print(f"{sync(args.state, os.environ.get('MLFLOW_TRACKING_URI', args.tracking))} journals imported")
+    except UserError as error:
+        sys.exit(f"sync: {error}")
+
+
+if __name__ == "__main__":
+    main()
