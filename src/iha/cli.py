@@ -13,9 +13,9 @@ import yaml
 from iha import __version__
 from iha.config import Config
 from iha.configcheck import config_schema, load_config
+from iha.dag import ledger_slice
 from iha.errors import UserError
 from iha.flops import ledger
-from iha.slices import ledger_slice
 
 EXAMPLES = """\
 examples:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from iha.config import ModelConfig, Recipe
-from iha.slices import LedgerSlice, TrainStage
+from iha.config import ModelConfig
+from iha.slices import Budget, LedgerSlice, TrainStage
 from iha.variants.base import AttentionSpec, Geometry
 
 #: Bytes of one cached number (bf16).
@@ -76,7 +76,7 @@ class PricedModel:
             head=2 * self.vocab_size * m.hidden_dim * seq_len,
         )
 
-    def step_flops(self, recipe: Recipe) -> int:
+    def step_flops(self, recipe: Budget) -> int:
         """Training FLOPs of one optimiser step: 3 x forward over the global batch."""
         return 3 * self.forward(recipe.seq_len).total * recipe.global_batch
 
@@ -101,7 +101,7 @@ def solve_steps(budget: int, step_flops: int) -> int:
     return max(1, (2 * budget + step_flops) // (2 * step_flops))
 
 
-def cache_lengths(recipes: dict[TrainStage, Recipe]) -> list[int]:
+def cache_lengths(recipes: dict[TrainStage, Budget]) -> list[int]:
     """Half the pretraining length, doubled up to the longest length trained at, and every stage's own length."""
     own = {recipe.seq_len for recipe in recipes.values()}
     length, top = max(1, recipes["pretrain"].seq_len // 2), max(own)
@@ -111,12 +111,19 @@ def cache_lengths(recipes: dict[TrainStage, Recipe]) -> list[int]:
     return sorted(own)
 
 
+def matched_steps(part: LedgerSlice, stage: TrainStage, variant: str) -> int:
+    """Steps of `variant` in `stage`: the reference's, or as many as its FLOPs buy (`match: flops`)."""
+    models = {v.name: _priced(part, v.attention) for v in part.variants}
+    return int(_stage(models[variant], models[part.reference], part.budgets[stage], part.match)["steps"])
+
+
+def _priced(part: LedgerSlice, attention: AttentionSpec) -> PricedModel:
+    return PricedModel(part.model, attention, part.vocab_size, part.budgets["pretrain"].seq_len)
+
+
 def ledger(part: LedgerSlice) -> dict[str, Any]:
     """Every variant's price and steps; the facts of `flops.json` and the text of `iha flops`."""
-    priced = {
-        v.name: PricedModel(part.model, v.attention, part.vocab_size, part.recipes["pretrain"].seq_len)
-        for v in part.variants
-    }
+    priced = {v.name: _priced(part, v.attention) for v in part.variants}
     reference = priced[part.reference]
     return {
         "match": part.match,
@@ -126,16 +133,16 @@ def ledger(part: LedgerSlice) -> dict[str, Any]:
 
 
 def _row(priced: PricedModel, reference: PricedModel, part: LedgerSlice) -> dict[str, Any]:
-    length = part.recipes["pretrain"].seq_len
+    length = part.budgets["pretrain"].seq_len
     forward, budget = priced.forward(length), reference.forward(length)
-    stages = {stage: _stage(priced, reference, recipe, part.match) for stage, recipe in part.recipes.items()}
+    stages = {stage: _stage(priced, reference, recipe, part.match) for stage, recipe in part.budgets.items()}
     return {
         "params": priced.params(),
         "flops_per_token": _per_token(priced, length),
         "attention_ratio": forward.attention / budget.attention,
         "asymptotic_ratio": priced.asymptotic_pairs(length) / reference.asymptotic_pairs(length),
         "forward_ratio": forward.total / budget.total,
-        "cache_bytes": {str(n): priced.cache_bytes(n) for n in cache_lengths(part.recipes)},
+        "cache_bytes": {str(n): priced.cache_bytes(n) for n in cache_lengths(part.budgets)},
         "mismatch": stages["pretrain"]["mismatch"],
         **{key: {stage: row[key] for stage, row in stages.items()} for key in ("steps", "tokens", "train_flops")},
         "stage_mismatch": {stage: row["mismatch"] for stage, row in stages.items()},
@@ -150,7 +157,7 @@ def _per_token(priced: PricedModel, length: int) -> dict[str, float]:
     return {**parts, "forward": total, "train": 3 * total, "train_12lds": float(priced.twelve_lds(length))}
 
 
-def _stage(priced: PricedModel, reference: PricedModel, recipe: Recipe, match: str) -> dict[str, Any]:
+def _stage(priced: PricedModel, reference: PricedModel, recipe: Budget, match: str) -> dict[str, Any]:
     """Steps of one stage, their FLOPs, and their distance from the reference's as a fraction (+: costs more)."""
     cost, budget = priced.step_flops(recipe), recipe.steps * reference.step_flops(recipe)
     steps = solve_steps(budget, cost) if match == "flops" else recipe.steps

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = "iha"
+#: Not part of a stage's code: what they hold reaches a stage only as its slice, which is a rerun key of its own.
+CONFIGURATION = frozenset({"iha", "iha.config", "iha.configevals", "iha.slices"})
 
 
 @cache
@@ -80,9 +82,9 @@ def reachable(*entries: str) -> tuple[str, ...]:
 
 
 def code_fingerprint(*entries: str) -> str:
-    """16 hex digits over the code reachable from the entry modules; docstrings, comments and layout do not count."""
+    """16 hex digits over the code reachable from the entry modules, without docstrings, comments, layout and config."""
     digest = hashlib.sha256()
-    for module in reachable(*entries):
+    for module in sorted(set(reachable(*entries)) - CONFIGURATION):
         digest.update(f"{module} {_parsed(module)[0]}\n".encode())
     return digest.hexdigest()[:16]
 

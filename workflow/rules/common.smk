@@ -6,11 +6,12 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from iha import slices
+from iha import dag
 from iha.configcheck import load_config
 from iha.errors import ConfigError
 from iha.locks import claim, release_stale_lock
 from iha.provenance import code_fingerprint
+from iha.slices import MODEL_STAGES, SPLITS
 
 # Presets never merge: smoke is read only when no other config was named.
 CONFIG_FILES = workflow.configfiles or [
@@ -38,8 +39,8 @@ SEEDS = list(CFG.seeds)
 wildcard_constraints:
     variant="|".join(VARIANTS),
     seed="|".join(map(str, SEEDS)),
-    split="|".join(slices.SPLITS),
-    model="|".join(slices.MODEL_STAGES),
+    split="|".join(SPLITS),
+    model="|".join(MODEL_STAGES),
     suite="[a-z0-9_]+",
     length="[0-9]+",
 
@@ -64,7 +65,7 @@ def command(stage):
 def code(stage, variant=None):
     """Fingerprint of the code that a stage (running a variant) can reach."""
     return code_fingerprint(
-        *slices.entry_modules(stage, (CFG.variant(variant),) if variant else ())
+        *dag.entry_modules(stage, (CFG.variant(variant),) if variant else ())
     )
 
 

@@ -13,7 +13,7 @@ rule tracking:
         runtime=10,
     params:
         inputs="",
-        slice=slices.dump(slices.tracking_slice(CFG)),
+        slice=dag.dump(dag.tracking_slice(CFG)),
         code=code("tracking"),
     shell:
         command("tracking")
@@ -31,8 +31,8 @@ rule flops:
         runtime=10,
     params:
         inputs="",
-        slice=slices.dump(slices.ledger_slice(CFG)),
-        code=code_fingerprint(*slices.entry_modules("flops", CFG.variants, torch=False)),
+        slice=dag.dump(dag.ledger_slice(CFG)),
+        code=code_fingerprint(*dag.entry_modules("flops", CFG.variants, torch=False)),
     shell:
         command("flops")
 
@@ -50,7 +50,7 @@ rule tokenizer:
         runtime=120,
     params:
         inputs="",
-        slice=slices.dump(slices.tokenizer_slice(CFG)),
+        slice=dag.dump(dag.tokenizer_slice(CFG)),
         code=code("tokenizer"),
     shell:
         command("tokenizer")
@@ -71,7 +71,7 @@ rule tokenise:
         runtime=1440,
     params:
         inputs=named,
-        slice=lambda w: slices.dump(slices.tokenise_slice(CFG, w.split)),
+        slice=lambda w: dag.dump(dag.tokenise_slice(CFG, w.split)),
         code=code("tokenise"),
     shell:
         command("tokenise")
@@ -89,7 +89,7 @@ rule items:
         runtime=60,
     params:
         inputs="",
-        slice=slices.dump(slices.items_slice(CFG)),
+        slice=dag.dump(dag.items_slice(CFG)),
         code=code("items"),
     shell:
         command("items")

@@ -16,7 +16,7 @@ rule ruler:
         runtime=120,
     params:
         inputs=named,
-        slice=lambda w: slices.dump(slices.ruler_slice(CFG, int(w.length))),
+        slice=lambda w: dag.dump(dag.ruler_slice(CFG, int(w.length))),
         code=code("ruler"),
     shell:
         command("ruler")
@@ -24,9 +24,9 @@ rule ruler:
 
 def eval_inputs(w):
     """Checkpoint, tokenizer, items, and the RULER lengths of the suite."""
-    lengths = slices.suite_of(CFG, w.suite, w.model).lengths
+    lengths = dag.suite_of(CFG, w.suite, w.model).lengths
     return {
-        "model": run_manifest(slices.MODEL_STAGES[w.model], w.variant, w.seed),
+        "model": run_manifest(MODEL_STAGES[w.model], w.variant, w.seed),
         "tokenizer": f"{OUT}/data/tokenizer.json",
         "items": f"{OUT}/data/items.json",
         **{f"ruler_{n}": f"{OUT}/ruler/{n}.json" for n in lengths},
@@ -49,7 +49,7 @@ rule evaluate:
         runtime=1440,
     params:
         inputs=named,
-        slice=lambda w: slices.dump(slices.eval_slice(CFG, w.suite, w.model)),
+        slice=lambda w: dag.dump(dag.eval_slice(CFG, w.suite, w.model)),
         code=lambda w: code("evaluate", w.variant),
     shell:
         command("evaluate")

@@ -4,13 +4,13 @@ REPORT_INPUTS = {
     "flops": f"{OUT}/flops.json",
     "items": f"{OUT}/data/items.json",
     "tokenizer": f"{OUT}/data/tokenizer.json",
-    **{f"data:{split}": f"{OUT}/data/{split}.json" for split in slices.SPLITS},
-    **{f"ruler:{n}": f"{OUT}/ruler/{n}.json" for n in slices.ruler_lengths(CFG)},
+    **{f"data:{split}": f"{OUT}/data/{split}.json" for split in SPLITS},
+    **{f"ruler:{n}": f"{OUT}/ruler/{n}.json" for n in dag.ruler_lengths(CFG)},
     **{
         f"train:{variant}:{seed}:{stage}": run_manifest(stage, variant, seed)
         for variant in VARIANTS
         for seed in SEEDS
-        for stage in slices.SPLITS
+        for stage in SPLITS
     },
     **{
         f"eval:{variant}:{seed}:{suite.name}:{suite.model}": eval_manifest(
@@ -60,7 +60,7 @@ rule report:
         runtime=30,
     params:
         inputs=" ".join(f"{name}={path}" for name, path in REPORT_INPUTS.items()),
-        slice=slices.dump(slices.report_slice(CFG)),
+        slice=dag.dump(dag.report_slice(CFG)),
         code=code("report"),
     shell:
         command("report")

@@ -8,7 +8,7 @@ rule pretrain:
     input:
         tokenizer=f"{OUT}/data/tokenizer.json",
         store=f"{OUT}/data/pretrain.json",
-        flops=f"{OUT}/flops.json",
+        flops=ancient(f"{OUT}/flops.json"),
         tracking=ancient(f"{OUT}/tracking.json"),
     output:
         run_manifest("pretrain"),
@@ -22,8 +22,8 @@ rule pretrain:
         runtime=1440,
     params:
         inputs=named,
-        slice=lambda w: slices.dump(
-            slices.train_slice(CFG, "pretrain", w.variant, int(w.seed))
+        slice=lambda w: dag.dump(
+            dag.train_slice(CFG, "pretrain", w.variant, int(w.seed))
         ),
         code=lambda w: code("pretrain", w.variant),
     shell:
@@ -34,7 +34,7 @@ rule extend:
     input:
         tokenizer=f"{OUT}/data/tokenizer.json",
         store=f"{OUT}/data/extend.json",
-        flops=f"{OUT}/flops.json",
+        flops=ancient(f"{OUT}/flops.json"),
         parent=run_manifest("pretrain"),
         tracking=ancient(f"{OUT}/tracking.json"),
     output:
@@ -49,9 +49,7 @@ rule extend:
         runtime=1440,
     params:
         inputs=named,
-        slice=lambda w: slices.dump(
-            slices.train_slice(CFG, "extend", w.variant, int(w.seed))
-        ),
+        slice=lambda w: dag.dump(dag.train_slice(CFG, "extend", w.variant, int(w.seed))),
         code=lambda w: code("extend", w.variant),
     shell:
         command("extend")
@@ -61,7 +59,7 @@ rule sft:
     input:
         tokenizer=f"{OUT}/data/tokenizer.json",
         store=f"{OUT}/data/sft.json",
-        flops=f"{OUT}/flops.json",
+        flops=ancient(f"{OUT}/flops.json"),
         parent=run_manifest("pretrain"),
         tracking=ancient(f"{OUT}/tracking.json"),
     output:
@@ -76,9 +74,7 @@ rule sft:
         runtime=1440,
     params:
         inputs=named,
-        slice=lambda w: slices.dump(
-            slices.train_slice(CFG, "sft", w.variant, int(w.seed))
-        ),
+        slice=lambda w: dag.dump(dag.train_slice(CFG, "sft", w.variant, int(w.seed))),
         code=lambda w: code("sft", w.variant),
     shell:
         command("sft")

@@ -1,0 +1,141 @@
+"""What each job of the workflow is given: its slice of the config and the modules its code is in. Free of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from iha.config import Config, Frozen, Recipe, Suite, Variant
+from iha.flops import matched_steps
+from iha.slices import (
+    SPLITS,
+    Budget,
+    EvalSlice,
+    ItemsSlice,
+    LedgerSlice,
+    ReportSlice,
+    RulerSlice,
+    TokeniseSlice,
+    TokenizerSlice,
+    TrackingSlice,
+    TrainSlice,
+    TrainStage,
+)
+
+
+def tokenizer_slice(config: Config) -> TokenizerSlice:
+    """The tokenizer depends on the corpus only if it is trained here."""
+    return TokenizerSlice(tokenizer=config.tokenizer, corpus=config.data.pretrain)
+
+
+def tokenise_slice(config: Config, split: TrainStage) -> TokeniseSlice:
+    """Slice of the token store of `split`."""
+    seq_len = config.sft.seq_len if split == "sft" else 0
+    return TokeniseSlice(
+        split=split, data=getattr(config.data, split), shard_tokens=config.data.shard_tokens, seq_len=seq_len
+    )
+
+
+def _budget(recipe: Recipe) -> Budget:
+    return Budget(seq_len=recipe.seq_len, steps=recipe.steps, global_batch=recipe.global_batch)
+
+
+def ledger_slice(config: Config) -> LedgerSlice:
+    """Slice of the ledger: every variant, since budgets are matched across them."""
+    return LedgerSlice(
+        model=config.model,
+        vocab_size=config.tokenizer.vocab_size,
+        variants=config.variants,
+        reference=config.reference,
+        match=config.match,
+        budgets={stage: _budget(getattr(config, stage)) for stage in SPLITS},
+    )
+
+
+def train_slice(config: Config, stage: TrainStage, variant: str, seed: int) -> TrainSlice:
+    """Slice of one training run."""
+    return TrainSlice(
+        stage=stage,
+        variant=config.variant(variant),
+        seed=seed,
+        model=config.model,
+        vocab_size=config.tokenizer.vocab_size,
+        pretrain_len=config.pretrain.seq_len,
+        steps=matched_steps(ledger_slice(config), stage, variant),
+        recipe=getattr(config, stage),
+        engine=config.engine,
+    )
+
+
+def items_slice(config: Config) -> ItemsSlice:
+    """Slice of the evaluation items."""
+    e = config.evals
+    return ItemsSlice(items=e.items, items_dir=e.items_dir, haystack=e.haystack, limit=e.limit)
+
+
+def ruler_lengths(config: Config) -> dict[int, tuple[str, ...]]:
+    """Every RULER length of the suites with its tasks."""
+    lengths: dict[int, set[str]] = {}
+    for suite in config.evals.suites:
+        for length in suite.lengths:
+            lengths.setdefault(length, set()).update(suite.tasks)
+    return {length: tuple(sorted(tasks)) for length, tasks in sorted(lengths.items())}
+
+
+def ruler_slice(config: Config, length: int) -> RulerSlice:
+    """Slice of the RULER items of one length."""
+    return RulerSlice(length=length, tasks=ruler_lengths(config)[length], samples=config.evals.ruler_samples)
+
+
+def suite_of(config: Config, name: str, model: str) -> Suite:
+    """The suite of that name on that checkpoint."""
+    return next(s for s in config.evals.suites if (s.name, s.model) == (name, model))
+
+
+def eval_slice(config: Config, name: str, model: str) -> EvalSlice:
+    """Slice of one suite; base models get `base_samples` answers, fine-tuned ones `samples`."""
+    e = config.evals
+    return EvalSlice(
+        suite=suite_of(config, name, model),
+        limit=e.limit,
+        shots=e.shots,
+        samples=e.samples if model == "sft" else e.base_samples,
+        temperature=e.temperature,
+        max_new_tokens=e.max_new_tokens,
+        batch_size=e.batch_size,
+    )
+
+
+def tracking_slice(config: Config) -> TrackingSlice:
+    """Slice of the tracking store."""
+    return TrackingSlice(experiment=config.experiment)
+
+
+def report_slice(config: Config) -> ReportSlice:
+    """Slice of the report."""
+    return ReportSlice(
+        experiment=config.experiment,
+        scale=config.scale,
+        variants=tuple(v.name for v in config.variants),
+        seeds=config.seeds,
+        reference=config.reference,
+        match=config.match,
+    )
+
+
+def entry_modules(stage: str, variants: tuple[Variant, ...] = (), torch: bool = True) -> tuple[str, ...]:
+    """Modules a stage starts from: its own, and spec and (if it computes, `torch`) module of each variant it runs."""
+    specs = {v.attention.__class__ for v in variants}
+    named = {spec.__module__ for spec in specs}
+    if torch:
+        named |= {spec.module.partition(":")[0] for spec in specs}
+    return (f"iha.stages.{stage}", *sorted(named))
+
+
+def dump(part: Frozen) -> str:
+    """A slice as the one line of JSON that is both the stage's argument and Snakemake's rerun key."""
+    return part.model_dump_json()
+
+
+def load(kind: type[Any], text: str) -> Any:
+    """Read a slice back."""
+    return kind.model_validate_json(text)

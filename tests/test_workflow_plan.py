@@ -1,0 +1,73 @@
+"""The DAG before anything runs: both presets plan, and a wrong config is refused with one message."""
+
+import re
+
+import pytest
+import yaml
+from dag import ROOT, checkout, planned, snakemake
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return checkout(tmp_path_factory.mktemp("plan"))
+
+
+def test_smoke_plans_every_stage_of_every_variant(folder):
+    jobs = planned(snakemake(folder, "-n", config="configs/smoke.yaml"))
+    assert jobs == {
+        "tracking": 1, "flops": 1, "tokenizer": 1, "tokenise": 3, "items": 1, "ruler": 3,
+        "pretrain": 5, "extend": 5, "sft": 5, "evaluate": 15, "report": 1,
+    }  # fmt: skip
+
+
+def test_smoke_is_the_default_and_presets_do_not_merge(folder):
+    assert planned(snakemake(folder, "-n", config=None))["evaluate"] == 15
+    both = snakemake(folder, "-n", "--configfile", "configs/smoke.yaml", "configs/paper.yaml", config=None, check=False)
+    assert both.returncode != 0
+    assert "presets do not merge" in both.stdout + both.stderr
+
+
+def test_paper_plans_its_whole_dag(folder):
+    jobs = planned(snakemake(folder, "-n", config="configs/paper.yaml"))
+    assert jobs["pretrain"] == jobs["extend"] == jobs["sft"] == 5
+    assert jobs["ruler"] == 5
+    assert jobs["evaluate"] == 5 * (5 + 4 + 3)
+
+
+def test_snk_09_every_rule_states_its_resources(folder):
+    done = snakemake(folder, "-n", config="configs/paper.yaml")
+    blocks = re.findall(r"^(?:local)?rule (\w+):\n(.*?)(?=^\S|\Z)", done.stdout + done.stderr, re.S | re.M)
+    assert blocks
+    for rule, text in blocks:
+        if rule != "all":
+            assert re.search(r"resources:.*mem_mb=\d+.*runtime=\d+", text), (rule, text)
+
+
+def test_every_rule_has_log_benchmark_and_one_shell_line():
+    for path in (ROOT / "workflow" / "rules").glob("*.smk"):
+        for name, body in re.findall(r"^rule (\w+):\n(.*?)(?=^\S|\Z)", path.read_text(), re.S | re.M):
+            for directive in ("log:", "benchmark:", "resources:", "shell:"):
+                assert directive in body, (path.name, name, directive)
+            assert re.search(rf'shell:\n        command\("{name}"\)\n', body), (path.name, name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"modle": {}}, ["modle", "unknown key", "did you mean model"]),
+        ({"pretrain": {"lr": "fast"}}, ["pretrain.lr", "'fast'"]),
+        ({"model": {"hidden_dim": 33, "n_heads": 2}}, ["model", "33", "multiple"]),
+        ({"seeds": ["010"]}, ["seeds", "010"]),
+    ],
+)
+def test_a_wrong_config_is_one_message_before_any_job(folder, change, words):
+    raw = yaml.safe_load((folder / "micro.yaml").read_text())
+    (folder / "wrong.yaml").write_text(yaml.safe_dump({**raw, **change}))
+    done = snakemake(folder, config="wrong.yaml", check=False)
+    text = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "Traceback" not in text
+    assert "wrong.yaml" in text
+    for word in words:
+        assert word in text, text
+    assert not (folder / "results").exists()
