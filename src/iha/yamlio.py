@@ -35,13 +35,16 @@ def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-    seen: dict[Any, int] = {}
+    seen: set[str] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
+        key, line = key_node.value, key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, f"a key must be one word (line {line})")
         if key in seen:
-            line = key_node.start_mark.line + 1
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice (line {line})")
-        seen[key] = 1
+        seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 
@@ -56,11 +59,12 @@ def load_yaml(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing, is not YAML, repeats a key or is not a mapping.
     """
     try:
-        data = yaml.load(path.read_text(), Loader=_Loader)
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: must be a mapping of keys to values, is {type(data).__name__}.")
+        got = "empty" if data is None else f"a {type(data).__name__}"
+        raise ConfigError(f"{path}: is {got}; allowed: a mapping of keys to values, such as `experiment: smoke`.")
     return data
