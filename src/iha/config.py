@@ -70,15 +70,10 @@ class ModelConfig(Frozen):
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        if self.hidden_dim % self.n_heads:
+        if self.hidden_dim % (2 * self.n_heads):
             raise ValueError(
-                f"n_heads is {self.n_heads}, which does not divide hidden_dim {self.hidden_dim}; "
-                f"allowed: a divisor whose quotient, the head width, is even"
-            )
-        if (self.hidden_dim // self.n_heads) % 2:
-            raise ValueError(
-                f"n_heads is {self.n_heads}, which makes heads {self.hidden_dim // self.n_heads} wide; "
-                f"allowed: a divisor of hidden_dim {self.hidden_dim} whose quotient is even (RoPE turns pairs)"
+                f"hidden_dim is {self.hidden_dim} with n_heads {self.n_heads}; "
+                f"allowed: a multiple of 2 x n_heads, {2 * self.n_heads} (RoPE turns pairs of a head's dimensions)"
             )
         return self
 

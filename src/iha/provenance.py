@@ -9,39 +9,51 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGE = "iha"
+#: Folder of this package; the last part of its path is the package's name.
+ROOT = Path(__file__).parent
 #: Not part of a stage's code: what they hold reaches a stage only as its slice, which is a rerun key of its own.
-CONFIGURATION = frozenset({"iha", "iha.config", "iha.configevals", "iha.slices"})
+CONFIGURATION = frozenset({"iha", "iha.config", "iha.configbase", "iha.configdata", "iha.configevals", "iha.slices"})
 
 
 @cache
-def _source(module: str) -> tuple[Path, bool] | None:
-    """File of a module of this package and whether it is a package; None if there is no such module."""
-    root = Path(__file__).parent
+def _find(module: str, root: Path) -> tuple[Path, bool] | None:
+    """File of a module and whether it is a package; None if there is no such module in the package it names."""
+    if module.partition(".")[0] != root.name:
+        return _find_outside(module)
     base = root.joinpath(*module.split(".")[1:])
     if (base / "__init__.py").is_file():
         return base / "__init__.py", True
     file = base.with_suffix(".py")
-    return (file, False) if module != PACKAGE and file.is_file() else None
+    return (file, False) if base != root and file.is_file() else None
+
+
+def _find_outside(module: str) -> tuple[Path, bool] | None:
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    if spec is None or not spec.has_location or spec.origin is None:
+        return None
+    return Path(spec.origin), bool(spec.submodule_search_locations)
 
 
 @cache
-def _parsed(module: str) -> tuple[str, tuple[str, ...]]:
-    """Digest of a module's syntax tree without docstrings and comments, and the modules it imports."""
-    found = _source(module) or _outside(module)
-    tree = ast.parse(found[0].read_text())
-    imports = tuple(sorted(_imports(tree, module, found[1])))
+def _parsed(module: str, root: Path, inside: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+    """Digest of a module's syntax tree without docstrings and comments, and the modules it imports from `inside`.
+
+    Raises:
+        ModuleNotFoundError: an entry module does not exist.
+    """
+    found = _find(module, root)
+    if found is None:
+        raise ModuleNotFoundError(module)
+    tree = ast.parse(found[0].read_text(encoding="utf-8"))
+    named = _imports(tree, module if found[1] else module.rpartition(".")[0])
+    imports = tuple(sorted(n for n in named if n.partition(".")[0] in inside and _find(n, root)))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             _drop_docstring(node)
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imports
-
-
-def _outside(module: str) -> tuple[Path, bool]:
-    spec = find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(module)
-    return Path(spec.origin), bool(spec.submodule_search_locations)
 
 
 def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -50,10 +62,9 @@ def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.Asyn
         node.body = node.body[1:]
 
 
-def _imports(tree: ast.Module, module: str, is_package: bool) -> set[str]:
-    """Modules of this package that the tree imports, at top level or inside functions, and their parent packages."""
+def _imports(tree: ast.Module, package: str) -> set[str]:
+    """Names that may be modules the tree imports, at top level or inside functions, and their parent packages."""
     found: set[str] = set()
-    package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -64,28 +75,28 @@ def _imports(tree: ast.Module, module: str, is_package: bool) -> set[str]:
                 base = f"{stem}.{base}".rstrip(".")
             found.add(base)
             found.update(f"{base}.{alias.name}" for alias in node.names)
-    inside = {name for name in found if name.split(".")[0] == PACKAGE}
-    parents = {".".join(n.split(".")[:i]) for n in inside for i in range(1, n.count(".") + 1)}
-    return {name for name in inside | parents if _source(name)}
+    return found | {".".join(n.split(".")[:i]) for n in found for i in range(1, n.count(".") + 1)}
 
 
-def reachable(*entries: str) -> tuple[str, ...]:
-    """Every module of this package in the import closure of the entry modules, sorted."""
+def reachable(*entries: str, root: Path = ROOT) -> tuple[str, ...]:
+    """Modules in the import closure of the entry modules, sorted: of this package and of the entries' own packages."""
+    inside = frozenset({root.name} | {entry.partition(".")[0] for entry in entries})
     seen: set[str] = set()
     queue = list(entries)
     while queue:
         module = queue.pop()
         if module not in seen:
             seen.add(module)
-            queue.extend(_parsed(module)[1])
+            queue.extend(_parsed(module, root, inside)[1])
     return tuple(sorted(seen))
 
 
-def code_fingerprint(*entries: str) -> str:
+def code_fingerprint(*entries: str, root: Path = ROOT) -> str:
     """16 hex digits over the code reachable from the entry modules, without docstrings, comments, layout and config."""
+    inside = frozenset({root.name} | {entry.partition(".")[0] for entry in entries})
     digest = hashlib.sha256()
-    for module in sorted(set(reachable(*entries)) - CONFIGURATION):
-        digest.update(f"{module} {_parsed(module)[0]}\n".encode())
+    for module in sorted(set(reachable(*entries, root=root)) - CONFIGURATION):
+        digest.update(f"{module} {_parsed(module, root, inside)[0]}\n".encode())
     return digest.hexdigest()[:16]
 
 
