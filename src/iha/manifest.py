@@ -87,8 +87,11 @@ def read_manifest(path: Path, stage: str | None = None) -> Manifest:
     """
     try:
         manifest = Manifest.model_validate_json(path.read_text())
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such manifest. Run the stage that writes it first.") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a readable manifest ({error}). Delete it and run again to rebuild it.") from error
+        why = "; ".join(str(error).splitlines()[:2])
+        raise DataError(f"{path}: not a readable manifest ({why}). Delete it and run again to rebuild it.") from error
     if stage is not None and manifest.stage != stage:
         raise DataError(f"{path}: written by stage {manifest.stage!r}, expected {stage!r}.")
     return manifest

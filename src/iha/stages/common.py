@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from iha.config import Frozen
-from iha.errors import UserError
+from iha.errors import ConfigError, UserError
 from iha.manifest import FileEntry, Manifest, file_entry, read_manifest, sha256_file, write_manifest
 
 log = logging.getLogger("iha")
@@ -73,12 +75,13 @@ def run(stage: str, slice_type: type[S], body: Callable[[S, Context], Made]) -> 
     args = parser(stage).parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(args.threads))
     try:
-        paths = dict(pair.split("=", 1) for pair in args.inputs)
-        part = slice_type.model_validate_json(args.slice)
+        paths = _input_paths(args.inputs)
+        parents = {name: sha256_file(path) for name, path in sorted(paths.items()) if path.is_file()}
+        part = _read_slice(slice_type, args.slice)
         context = Context(
             output=args.output,
             state=args.state,
-            inputs={name: read_manifest(Path(path)) for name, path in paths.items()},
+            inputs={name: read_manifest(path) for name, path in paths.items()},
             tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", args.tracking),
             experiment=args.experiment,
             threads=args.threads,
@@ -89,11 +92,27 @@ def run(stage: str, slice_type: type[S], body: Callable[[S, Context], Made]) -> 
             stage=stage,
             slice=part.model_dump(mode="json"),
             code=args.code,
-            parents={name: sha256_file(Path(path)) for name, path in sorted(paths.items())},
+            parents=parents,
             files=made.files,
             facts=made.facts,
             run_id=made.run_id,
         )
         write_manifest(args.output, manifest)
     except UserError as error:
-        sys.exit(f"{stage}: {error}")
+        print(f"{stage}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _input_paths(pairs: list[str]) -> dict[str, Path]:
+    for pair in pairs:
+        if not all(pair.partition("=")):
+            raise ConfigError(f"--inputs: {pair!r}; allowed: NAME=PATH, such as store=results/smoke/data/pretrain.json")
+    return {name: Path(path) for name, _, path in (pair.partition("=") for pair in pairs)}
+
+
+def _read_slice(kind: type[S], text: str) -> S:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        lines = [f"--slice: {'.'.join(map(str, e['loc'])) or 'all of it'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError("\n".join(lines)) from error
