@@ -1,0 +1,34 @@
+"""Stage tracking: make the MLflow store once, before jobs that write to it start (MLF-01)."""
+
+from __future__ import annotations
+
+import logging
+
+from iha.errors import UserError
+from iha.slices import TrackingSlice
+from iha.stages.common import Context, Made, run
+from iha.tracking.store import check_uri, prepare_store
+
+log = logging.getLogger("iha")
+
+
+def body(part: TrackingSlice, context: Context) -> Made:
+    """A server that is away does not stop the workflow: journals are imported when it is back."""
+    check_uri(context.tracking_uri)
+    try:
+        prepare_store(context.tracking_uri, part.experiment)
+    except UserError:
+        raise
+    except Exception as error:
+        log.warning("MLflow cannot be prepared (%s); runs stay in their journals until it can be.", error)
+        return Made(facts={"experiment": part.experiment, "prepared": False})
+    return Made(facts={"experiment": part.experiment, "prepared": True})
+
+
+def main() -> None:
+    """Entry point of the rule `tracking`."""
+    run("tracking", TrackingSlice, body)
+
+
+if __name__ == "__main__":
+    main()
