@@ -1,0 +1,60 @@
+"""What one forward pass tells every layer: where its tokens stand, who may see whom, and the rotations in use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from iha.attention.masks import Mask
+from iha.rope import Rope, Rotation
+
+
+class Frame:
+    """Positions and visibility of `length` new tokens after `start` cached ones.
+
+    `pad` (B,): left-pad tokens of each row; positions count from the first real token, so a padded row equals the same
+    row alone (EVL-01). `documents` (B, length): attention stays within a document; positions go on. `per_token`:
+    the numbers of virtual tokens per token that the layers use, whose rotations are prepared once for all layers.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        rope: Rope,
+        device: torch.device,
+        *,
+        start: int = 0,
+        pad: Tensor | None = None,
+        documents: Tensor | None = None,
+        per_token: Iterable[int] = (1,),
+    ) -> None:
+        self.length = length
+        self.start = start
+        self.pad = pad
+        self.documents = documents
+        self.device = device
+        self.rotations: dict[int, Rotation] = {p: self._rotation(rope, p) for p in per_token}
+
+    def _rotation(self, rope: Rope, per_token: int) -> Rotation:
+        """Angles of virtual positions n P + p (spec 2.3), each (length P, d/2), or (B, length P, d/2) if padded."""
+        start, length = self.start * per_token, self.length * per_token
+        if self.pad is None:
+            return rope.span(start, length, self.device)
+        index = torch.arange(start, start + length, device=self.device)
+        positions = (index - self.pad[:, None] * per_token).clamp_min(0)
+        return rope.gather(positions, start + length)
+
+    def mask(self, n_keys: int, *, per_token: int = 1, window: int | None = None, token_causal: bool = False) -> Mask:
+        """Mask of this pass's queries over the last `n_keys` virtual keys; `window` in tokens."""
+        return Mask(
+            n_queries=self.length * per_token,
+            n_keys=n_keys,
+            window=None if window is None else window * per_token,
+            group=per_token if token_causal else 1,
+            per_token=per_token,
+            first=self.start + self.length - n_keys // per_token,
+            pad=self.pad,
+            documents=self.documents,
+        )

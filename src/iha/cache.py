@@ -1,0 +1,104 @@
+"""The KV cache: keys and values as attended to (rotated, mixed), per layer only as far back as its window reaches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class LayerCache:
+    """Keys and values of one layer, oldest first, each (B, heads, entries, width).
+
+    `keep`: entries still visible to the next token; None: all. A local layer's buffer has a quarter of `keep` as slack
+    and is compacted when full, so that what is kept is always one contiguous slice and a step costs O(1). `dtype`:
+    type to hold them in; None: as they come.
+    """
+
+    def __init__(self, keep: int | None, dtype: torch.dtype | None = None) -> None:
+        self.keep = keep
+        self.dtype = dtype
+        self._start = 0
+        self._stop = 0
+        self._k: Tensor | None = None
+        self._v: Tensor | None = None
+
+    @property
+    def entries(self) -> int:
+        """Entries held."""
+        return self._stop - self._start
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the entries held (not of the slack)."""
+        return sum(x.element_size() * x[:, :, : self.entries].numel() for x in (self._k, self._v) if x is not None)
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add new entries; returns keys and values the new queries may see, the new ones last."""
+        if self.dtype is not None:
+            k, v = k.to(self.dtype), v.to(self.dtype)
+        new = k.shape[2]
+        if self._k is None or self._v is None:
+            self._store(k, v)
+            return k, v
+        if self._stop + new > self._k.shape[2]:
+            old_k, old_v = self._live(self._k), self._live(self._v)
+            k, v = torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2)
+            self._store(k, v)
+            return k, v
+        self._k[:, :, self._stop : self._stop + new] = k
+        self._v[:, :, self._stop : self._stop + new] = v
+        self._stop += new
+        seen = self._live(self._k), self._live(self._v)
+        self._forget()
+        return seen
+
+    def select(self, rows: Tensor) -> LayerCache:
+        """The cache of those rows of the batch, in that order; a row may repeat."""
+        chosen = LayerCache(self.keep, self.dtype)
+        if self._k is not None and self._v is not None:
+            chosen._k, chosen._v = (self._live(x).index_select(0, rows) for x in (self._k, self._v))
+            chosen._stop = self.entries
+        return chosen
+
+    def _live(self, buffer: Tensor) -> Tensor:
+        return buffer[:, :, self._start : self._stop]
+
+    def _forget(self) -> None:
+        if self.keep is not None:
+            self._start = max(self._start, self._stop - self.keep)
+
+    def _store(self, k: Tensor, v: Tensor) -> None:
+        """Copy the visible tail into fresh buffers with room to grow."""
+        kept = k.shape[2] if self.keep is None else min(k.shape[2], self.keep)
+        room = max(32, (kept if self.keep is None else self.keep) // 4)
+        self._k, self._v = (_roomy(x[:, :, x.shape[2] - kept :], kept + room) for x in (k, v))
+        self._start, self._stop = 0, kept
+
+
+def _roomy(x: Tensor, capacity: int) -> Tensor:
+    buffer = x.new_empty(*x.shape[:2], capacity, x.shape[3])
+    buffer[:, :, : x.shape[2]] = x
+    return buffer
+
+
+class KVCache:
+    """The cache of a whole model: `length` tokens so far (pads included), `pad` (B,) left-pad tokens of each row."""
+
+    def __init__(self, keeps: list[int | None], batch: int, dtype: torch.dtype | None = None) -> None:
+        self.layers = [LayerCache(keep, dtype) for keep in keeps]
+        self.batch = batch
+        self.length = 0
+        self.pad: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by all layers."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def select(self, rows: Tensor) -> KVCache:
+        """The cache of those rows (B',), repeats allowed: one prefill serves many samples."""
+        chosen = KVCache([], rows.numel())
+        chosen.layers = [layer.select(rows) for layer in self.layers]
+        chosen.length = self.length
+        chosen.pad = None if self.pad is None else self.pad.index_select(0, rows)
+        return chosen

@@ -1,0 +1,61 @@
+"""Rotary positions: fp32 tables that no cast of the model touches, grown on demand, rotated by halves as in Llama.
+
+The tables live outside the module's buffers: `model.to(bfloat16)` leaves them fp32, a load through the meta device
+cannot leave them uninitialised, and they are rebuilt from `theta` alone (ATT-05).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class Rope:
+    """Cosines and sines of position x frequency, for heads of width `head_dim`.
+
+    Angles are taken in float64 and stored in float32: at position 131,071 an fp32 angle is off by up to 4e-3.
+    """
+
+    def __init__(self, head_dim: int, theta: float) -> None:
+        self.head_dim = head_dim
+        self.theta = theta
+        exponent = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
+        self.inv_freq = theta**-exponent
+        self._tables: dict[torch.device, Rotation] = {}
+
+    def table(self, length: int, device: torch.device) -> Rotation:
+        """Cosine and sine of positions 0 .. length - 1 or more, each (>= length, head_dim / 2) fp32."""
+        known = self._tables.get(device)
+        if known is None or known[0].shape[0] < length:
+            rows = length if known is None else max(length, 2 * known[0].shape[0])
+            angle = torch.outer(torch.arange(rows, dtype=torch.float64, device="cpu"), self.inv_freq)
+            known = (angle.cos().float().to(device), angle.sin().float().to(device))
+            self._tables[device] = known
+        return known
+
+    def span(self, start: int, length: int, device: torch.device) -> Rotation:
+        """Rotation of positions start .. start + length - 1, each (length, head_dim / 2)."""
+        cos, sin = self.table(start + length, device)
+        return cos[start : start + length], sin[start : start + length]
+
+    def gather(self, positions: Tensor, longest: int) -> Rotation:
+        """Rotation of any positions, each (\\*positions.shape, head_dim / 2); all must be below `longest`.
+
+        Raises:
+            IndexError: a position lies beyond the table.
+        """
+        cos, sin = self.table(longest, positions.device)
+        return cos[positions], sin[positions]
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate (..., length, heads, head_dim) by (length, head_dim / 2) or (batch, length, head_dim / 2) angles.
+
+    Computed in fp32 (float64 stays float64), returned in the type of `x`.
+    """
+    cos, sin = (part.unsqueeze(-2) for part in rotation)
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.to(x.dtype)
