@@ -1,0 +1,1 @@
+"""Evaluation: items, answers, verdicts, scores."""

@@ -1,0 +1,184 @@
+"""Scores and their spread: pass@k, majority votes, means that know what is missing, intervals, paired differences.
+
+Pure functions on plain numbers; everything random takes a seed. Free of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESAMPLES = 2000
+_BLOCK = 4_000_000
+
+
+def pass_at_k(n: int, c: int, k: int) -> float | None:
+    """Unbiased pass@k of one problem: 1 - C(n-c, k) / C(n, k) [spec 11.4].
+
+    Args:
+        n: programs drawn for the problem.
+        c: how many of them pass.
+        k: programs a user may try.
+
+    Returns:
+        The probability, or None if n < k: too few draws say nothing about k tries (COD-01).
+
+    Raises:
+        ValueError: c is not in 0..n, or k < 1.
+    """
+    if not 0 <= c <= n or k < 1:
+        raise ValueError(f"pass@k of n={n}, c={c}, k={k}: needs 0 <= c <= n and k >= 1")
+    if n < k:
+        return None
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def majority(answers: Sequence[str | None], gold: str, equal: Callable[[str, str], bool]) -> float:
+    """Credit of a majority vote over `answers`: its expected value under a random tie-break.
+
+    Equal answers are one candidate however they are written; None (no answer found, sample missing) never wins.
+    The result does not depend on the order of the answers (GSM-03).
+
+    Args:
+        answers: one extracted answer per sample.
+        gold: the right answer.
+        equal: symmetric equality of two answers; the second may be the gold.
+
+    Returns:
+        (winning candidates that are right) / (winning candidates): 1 or 0 without a tie.
+    """
+    clusters = _clusters(Counter(a for a in answers if a is not None), equal)
+    if not clusters:
+        return 0.0
+    top = max(votes for _, votes in clusters)
+    winners = [members for members, votes in clusters if votes == top]
+    return sum(any(equal(member, gold) for member in members) for members in winners) / len(winners)
+
+
+def _clusters(votes: Counter[str], equal: Callable[[str, str], bool]) -> list[tuple[list[str], int]]:
+    """Connected components of `equal` over the distinct answers, each with its votes."""
+    components: list[list[str]] = []
+    for answer in sorted(votes):
+        hits = [c for c in components if any(equal(answer, member) for member in c)]
+        components = [c for c in components if c not in hits]
+        components.append(sum(hits, [answer]))
+    return [(c, sum(votes[a] for a in c)) for c in components]
+
+
+def mean_sd(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation (ddof 1); one value has no spread: None, not 0 and not NaN (TAB-01).
+
+    Raises:
+        ValueError: no values.
+    """
+    if not values:
+        raise ValueError("mean of no values")
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+def mean_stderr(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and its standard error, sample SD / sqrt(n); None for one value."""
+    mean, sd = mean_sd(values)
+    return mean, None if sd is None else sd / math.sqrt(len(values))
+
+
+def bootstrap_ci(values: Sequence[float], seed: int, level: float = 0.95) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean over items.
+
+    Args:
+        values: one score per item.
+        seed: of the resampling; equal seeds give equal intervals.
+        level: coverage, in (0, 1).
+    """
+    data = _column(values)
+    tail = (1 - level) / 2
+    low, high = np.quantile(_resampled_means(data, seed), [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _column(values: Sequence[float]) -> NDArray[np.float64]:
+    if not len(values):
+        raise ValueError("an interval needs at least one value")
+    return np.asarray(values, dtype=np.float64)
+
+
+def _resampled_means(data: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    """Means of RESAMPLES samples drawn with replacement, in blocks of bounded memory."""
+    rng = np.random.default_rng(seed)
+    block = max(1, _BLOCK // len(data))
+    sizes = [min(block, RESAMPLES - start) for start in range(0, RESAMPLES, block)]
+    return np.concatenate([data[rng.integers(len(data), size=(rows, len(data)))].mean(axis=1) for rows in sizes])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of a - b over shared items, with its interval and the two-sided p-value of "no difference"."""
+
+    mean: float
+    stderr: float | None
+    low: float
+    high: float
+    p: float
+    n: int
+
+
+def paired_difference(a: Sequence[float], b: Sequence[float], seed: int, level: float = 0.95) -> Difference:
+    """Compare two score lists item by item: bootstrap interval and sign-flip permutation test.
+
+    Args:
+        a: scores of one model, one per item.
+        b: scores of the other on the same items in the same order.
+        seed: of resampling and flips.
+        level: coverage of the interval.
+
+    Raises:
+        ValueError: the lists differ in length or are empty.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"paired scores need the same items: {len(a)} against {len(b)}")
+    gaps = [x - y for x, y in zip(a, b, strict=True)]
+    mean, stderr = mean_stderr(gaps)
+    low, high = bootstrap_ci(gaps, seed, level)
+    return Difference(mean, stderr, low, high, _sign_flip_p(_column(gaps), seed), len(gaps))
+
+
+def _sign_flip_p(gaps: NDArray[np.float64], seed: int) -> float:
+    """Share of random sign assignments whose |mean| reaches the observed one (with the observed one counted)."""
+    rng = np.random.default_rng([seed, 1])
+    observed = abs(gaps.mean()) - 1e-12
+    block = max(1, _BLOCK // len(gaps))
+    hits = 0
+    for start in range(0, RESAMPLES, block):
+        signs = rng.integers(2, size=(min(block, RESAMPLES - start), len(gaps))) * 2 - 1
+        hits += int((np.abs((signs * gaps).mean(axis=1)) >= observed).sum())
+    return (hits + 1) / (RESAMPLES + 1)
+
+
+def present(values: Iterable[float | None]) -> list[float]:
+    """The values that were measured: None, NaN and the sentinel -1 are "not run" (RUL-03)."""
+    return [v for v in values if v is not None and not math.isnan(v) and v != -1]
+
+
+def suite_mean(scores: Mapping[str, float | None], tasks: Sequence[str]) -> float | None:
+    """Mean over a suite's tasks, or None (a blank cell) if any task is missing (RUL-03).
+
+    Args:
+        scores: task -> score; a task that was not run is absent, None or -1.
+        tasks: every task the mean is over, e.g. the 13 of RULER.
+    """
+    values = present(scores.get(task) for task in tasks)
+    return math.fsum(values) / len(tasks) if len(values) == len(tasks) and tasks else None
+
+
+def mean_present(values: Sequence[float | None]) -> tuple[float | None, int]:
+    """Mean of what was measured and how many that is, e.g. over context lengths (RUL-03)."""
+    measured = present(values)
+    return (math.fsum(measured) / len(measured) if measured else None), len(measured)

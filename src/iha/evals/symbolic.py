@@ -1,0 +1,119 @@
+"""Symbolic equality in a process of its own, so that no formula can hang or fill an evaluation.
+
+sympy and math-verify take a second to import and can run for ever inside one big-integer operation, which no signal
+interrupts. A child started on first use answers one question per line; a question over its time is answered False and
+the child is killed and replaced. Free of torch; the parent never imports sympy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import IO
+
+SECONDS = 5.0
+START_SECONDS = 120.0
+MEMORY = 4 << 30
+
+
+class _Child:
+    """The process that owns sympy; one question at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, left: str, right: str, seconds: float) -> bool:
+        """Whether the two are equal; False if the answer takes longer than `seconds` or the child dies."""
+        with self._lock:
+            process = self._process or self._start()
+            try:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps([left, right]).encode() + b"\n")
+                process.stdin.flush()
+                return _line(process, seconds) == b"1\n"
+            except OSError:
+                self._stop()
+                return False
+            except TimeoutError:
+                self._stop()
+                return False
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "iha.evals.symbolic"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        self._process = process
+        _line(process, START_SECONDS)
+        return process
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
+    """One line of the child's output.
+
+    Raises:
+        TimeoutError: none within `seconds`.
+        OSError: the child has gone.
+    """
+    assert process.stdout is not None
+    descriptor, end, line = process.stdout.fileno(), time.monotonic() + seconds, b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+        if not ready:
+            raise TimeoutError
+        piece = os.read(descriptor, 4096)
+        if not piece:
+            raise BrokenPipeError("the symbolic grader died")
+        line += piece
+    return line
+
+
+_child = _Child()
+
+
+@functools.lru_cache(maxsize=65_536)
+def equal(left: str, right: str) -> bool:
+    """Whether two normalised LaTeX answers are symbolically equal, within `SECONDS`."""
+    return _child.ask(left, right, SECONDS)
+
+
+def main(read: IO[str], write: Callable[[str], object]) -> None:
+    """Answer one JSON pair per line with 1 or 0, until the input ends."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    from iha.evals.algebra import same
+
+    write("ready\n")
+    for line in read:
+        left, right = json.loads(line)
+        verdict = False
+        with contextlib.suppress(Exception):
+            verdict = same(left, right)
+        write("1\n" if verdict else "0\n")
+
+
+if __name__ == "__main__":
+    sys.setrecursionlimit(2000)
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    main(sys.stdin, out.write)
