@@ -1,0 +1,255 @@
+"""Batched decoding with a KV cache: one prefill per question, however many answers are drawn from it.
+
+An answer is a function of (weights, prompt, sampling, sample number) alone. Random numbers are counted, not drawn: the
+one used at a step is a hash of (seed, prompt, sample, step), so batch size, order and neighbours cannot change a text,
+and a resumed run goes on where it stood. Prompts are padded on the left; the model does not see the padding (EVL-01).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from iha.model import Transformer
+
+log = logging.getLogger("iha")
+#: stop: a stop string; eos: an end token; length: the limit was hit; no_room: the prompt did not fit, nothing was run.
+Finish = Literal["stop", "eos", "length", "no_room"]
+#: Tokens (padding and room for the answer included) that one batch may hold: bounds the KV cache of long prompts.
+BATCH_TOKENS = 131_072
+_PROGRESS_SECONDS = 10.0
+
+
+class Decoder(Protocol):
+    """What generation needs of a tokenizer."""
+
+    eos: int
+    eot: int
+    pad: int
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. `temperature` 0 is greedy; `top_p` keeps the smallest set of that much probability."""
+
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A generated text, cut before its stop string; `tokens` counts what was generated, end token excluded."""
+
+    text: str
+    finish: Finish
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt (token ids, BOS included) and the numbers of the samples wanted from it."""
+
+    prompt: tuple[int, ...]
+    samples: tuple[int, ...] = (0,)
+
+    @property
+    def digest(self) -> bytes:
+        """Identity of the prompt, 16 bytes."""
+        return hashlib.blake2b(struct.pack(f"<{len(self.prompt)}I", *self.prompt), digest_size=16).digest()
+
+
+def uniform(seed: int, prompt: bytes, sample: int, step: int) -> float:
+    """Number in [0, 1) that belongs to this step of this sample of this prompt."""
+    text = struct.pack("<qqq", seed, sample, step)
+    word = hashlib.blake2b(text, key=prompt, digest_size=8).digest()
+    return float(int.from_bytes(word, "little") >> 11) / float(1 << 53)
+
+
+def choose(logits: Tensor, sampling: Sampling, uniforms: Sequence[float]) -> Tensor:
+    """Next token of each row: arg max, or the inverse of the cumulated probabilities at the row's uniform number.
+
+    Args:
+        logits: (B, V) float.
+        sampling: temperature and top-p.
+        uniforms: B numbers in [0, 1); unused when greedy.
+
+    Returns:
+        (B,) int64.
+    """
+    if sampling.temperature == 0.0:
+        return logits.argmax(dim=-1)
+    probs = (logits.double() / sampling.temperature).softmax(dim=-1)
+    order = None
+    if sampling.top_p < 1.0:
+        probs, order = probs.sort(dim=-1, descending=True, stable=True)
+        before = probs.cumsum(dim=-1) - probs
+        probs = probs.masked_fill(before >= sampling.top_p, 0.0)
+    cumulated = probs.cumsum(dim=-1)
+    target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device) * cumulated[:, -1]
+    index = torch.searchsorted(cumulated, target[:, None], right=True).clamp_(max=logits.shape[-1] - 1)
+    # Rounding may point past the last kept token, where the probability is zero: step back onto it.
+    index = torch.minimum(
+        index, (probs > 0).long().mul(torch.arange(probs.shape[-1], device=probs.device)).amax(-1, True)
+    )
+    return (index if order is None else order.gather(1, index)).squeeze(1)
+
+
+@dataclass
+class _Row:
+    """One answer in the making."""
+
+    job: int
+    sample: int
+    digest: bytes
+    tokens: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def push(self, token: int, sampling: Sampling, tokenizer: Decoder) -> None:
+        """Take the next token; sets `finish` if the answer ends with it."""
+        if token in (tokenizer.eos, tokenizer.eot):
+            self.finish = "eos"
+            return
+        self.tokens.append(token)
+        if sampling.stop and self._stopped(sampling.stop, tokenizer):
+            self.finish = "stop"
+        elif len(self.tokens) >= sampling.max_new_tokens:
+            self.finish = "length"
+
+    def _stopped(self, stop: tuple[str, ...], tokenizer: Decoder) -> bool:
+        # A token is at least one byte, so a stop string that has just been completed lies within this tail.
+        tail = tokenizer.decode(self.tokens[-(max(len(s.encode()) for s in stop) + 4) :])
+        return any(s in tail for s in stop)
+
+    def answer(self, sampling: Sampling, tokenizer: Decoder) -> Answer:
+        """The finished answer."""
+        text = tokenizer.decode(self.tokens)
+        cuts = [at for s in sampling.stop if (at := text.find(s)) >= 0]
+        return Answer(text[: min(cuts)] if cuts else text, self.finish or "length", len(self.tokens))
+
+
+class Generator:
+    """Decodes jobs in batches of at most `batch_size` answers."""
+
+    def __init__(
+        self, model: Transformer, tokenizer: Decoder, batch_size: int, batch_tokens: int = BATCH_TOKENS
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        self.batch_tokens = batch_tokens
+        self.device = next(model.parameters()).device
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        sampling: Sampling,
+        on_answer: Callable[[int, int, Answer], None],
+        label: str = "generate",
+    ) -> None:
+        """Decode every job; `on_answer(job index, sample number, answer)` is called as each answer ends."""
+        total = sum(len(job.samples) for job in jobs)
+        progress = _Progress(label, total)
+        was_training = self.model.training
+        self.model.eval()
+        with torch.inference_mode():
+            for rows in self._batches(jobs, sampling.max_new_tokens):
+                for row in self._decode(jobs, rows, sampling, progress):
+                    on_answer(row.job, row.sample, row.answer(sampling, self.tokenizer))
+        self.model.train(was_training)
+        progress.finish()
+
+    def _batches(self, jobs: Sequence[Job], room: int) -> Iterator[list[_Row]]:
+        """Rows of similar prompt length, the longest first, so that memory is short at once or not at all."""
+        units = [
+            (index, job.samples[at : at + self.batch_size])
+            for index, job in enumerate(jobs)
+            for at in range(0, len(job.samples), self.batch_size)
+        ]
+        units.sort(key=lambda unit: (-len(jobs[unit[0]].prompt), unit[0], unit[1]))
+        rows: list[_Row] = []
+        longest = 0
+        for index, samples in units:
+            longest = longest or len(jobs[index].prompt)
+            count = len(rows) + len(samples)
+            if rows and (count > self.batch_size or count * (longest + room) > self.batch_tokens):
+                yield rows
+                rows, longest = [], len(jobs[index].prompt)
+            digest = jobs[index].digest
+            rows += [_Row(index, sample, digest) for sample in samples]
+        if rows:
+            yield rows
+
+    def _decode(self, jobs: Sequence[Job], rows: list[_Row], sampling: Sampling, progress: _Progress) -> Iterator[_Row]:
+        """Prefill each prompt of the batch once, give each row its copy, decode; rows come out as they end."""
+        distinct = list(dict.fromkeys(row.job for row in rows))
+        tokens, pad = left_pad([jobs[j].prompt for j in distinct], self.tokenizer.pad, self.device)
+        cache = self.model.new_cache(len(distinct))
+        logits = self.model(tokens, cache=cache, pad=pad, last_only=True)[:, -1]
+        if len(distinct) < len(rows):
+            take = self._index([distinct.index(row.job) for row in rows])
+            cache, pad, logits = cache.select(take), pad[take], logits[take]
+        for step in range(sampling.max_new_tokens):
+            uniforms = [uniform(sampling.seed, r.digest, r.sample, step) for r in rows] if sampling.temperature else []
+            chosen = choose(logits, sampling, uniforms)
+            for row, token in zip(rows, chosen.tolist(), strict=True):
+                row.push(token, sampling, self.tokenizer)
+            progress.add(tokens=len(rows), answers=sum(row.finish is not None for row in rows))
+            yield from (row for row in rows if row.finish is not None)
+            alive = [i for i, row in enumerate(rows) if row.finish is None]
+            if not alive:
+                return
+            if len(alive) < len(rows):
+                take = self._index(alive)
+                rows, cache, pad, chosen = [rows[i] for i in alive], cache.select(take), pad[take], chosen[take]
+            logits = self.model(chosen[:, None], cache=cache, pad=pad, last_only=True)[:, -1]
+
+    def _index(self, rows: list[int]) -> Tensor:
+        return torch.tensor(rows, device=self.device)
+
+
+def left_pad(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids (B, N) padded on the left, and the number of pads of each row (B,)."""
+    longest = max(len(p) for p in prompts)
+    ids = torch.full((len(prompts), longest), pad, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+    counts = torch.tensor([longest - len(p) for p in prompts], dtype=torch.long)
+    return ids.to(device), counts.to(device)
+
+
+class _Progress:
+    """A line every few seconds: answers done, tokens per second."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self.label, self.total = label, total
+        self.answers = self.tokens = 0
+        self.start = self.last = time.monotonic()
+
+    def add(self, tokens: int, answers: int) -> None:
+        self.tokens += tokens
+        self.answers += answers
+        if time.monotonic() - self.last >= _PROGRESS_SECONDS:
+            self.last = time.monotonic()
+            self._line()
+
+    def finish(self) -> None:
+        self._line()
+
+    def _line(self) -> None:
+        rate = self.tokens / max(time.monotonic() - self.start, 1e-9)
+        log.info("%s: %d of %d answers, %.0f tokens/s", self.label, self.answers, self.total, rate)

@@ -1,0 +1,259 @@
+"""The model as lm-eval sees it (registered as "iha"): log-likelihoods and generation, one BOS, no silent truncation.
+
+lm-eval passes prompts as text. A chat prompt would have to spell control tokens in that text, and text never becomes a
+control token here, so the adapter keeps the ids of each chat prompt it has rendered and looks them up again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from iha.errors import ConfigError, DataError
+from iha.evals.companion import GoldScore, gold_scores
+from iha.evals.generate import Answer, Generator, Job, Sampling
+from iha.evals.journal import Journal
+
+if TYPE_CHECKING:
+    from iha.data.tokenizer import Tokenizer
+    from iha.model import Transformer
+
+log = logging.getLogger("iha")
+#: New tokens where a stock task names no limit: lm-eval's own default for local models.
+DEFAULT_MAX_GEN = 256
+
+
+@register_model("iha")
+class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
+    """Adapter of one model and its tokenizer.
+
+    Args:
+        model: from `iha.model`, on its device.
+        tokenizer: of the folder the model was trained with.
+        max_length: most tokens a prompt and its answer may hold together; a prompt that leaves no room for the answer
+            is not cut but answered with "" and finish reason "no_room" (EVL-04).
+        batch_size: answers decoded together.
+        seed: of the sampling.
+        journal: finished answers of an earlier attempt, and where new ones are kept.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        *,
+        max_length: int,
+        batch_size: int = 16,
+        seed: int = 0,
+        journal: Journal | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.tokens = tokenizer
+        self.max_length = max_length
+        self.batch_size = batch_size
+        self.seed = seed
+        self.journal = journal
+        self._chat: dict[str, list[int]] = {}
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
+        """Build from plain arguments, as ``simple_evaluate(model="iha", model_args=...)`` does.
+
+        Args:
+            arg_dict: `model` and `tokenizer` (folders), `max_length`, optionally `batch_size`, `seed`, `backend`.
+            additional_config: `device` and `batch_size` of lm-eval's own arguments.
+        """
+        from iha.data.tokenizer import Tokenizer
+        from iha.modelfile import load_model
+
+        extra = {k: v for k, v in (additional_config or {}).items() if v is not None}
+        model = load_model(
+            Path(arg_dict["model"]), device=extra.get("device", "cpu"), backend=arg_dict.get("backend", "auto")
+        )
+        return cls(
+            model,
+            Tokenizer.load(Path(arg_dict["tokenizer"])),
+            max_length=int(arg_dict["max_length"]),
+            batch_size=int(extra.get("batch_size", arg_dict.get("batch_size", 16))),
+            seed=int(arg_dict.get("seed", 0)),
+        )
+
+    @property
+    def eot_token_id(self) -> int:
+        """Id that ends a document."""
+        return int(self.tokens.eos)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Id that stands before a text without context."""
+        return int(self.tokens.bos)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Identity of the tokenizer and its chat layout."""
+        return self.tokens.sha256
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """Name of the chat layout; there is one."""
+        return "llama3" if chat_template else None
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Render a conversation; its ids are kept for `tok_encode`.
+
+        Without `add_generation_prompt` the last message is the beginning of the answer and is left open (RUL-04).
+        """
+        history, opening = list(chat_history), ""
+        if not add_generation_prompt:
+            opening = history.pop()["content"]
+        ids, _ = self.tokens.encode_chat(history, add_generation_prompt=True)
+        ids = [*ids, *self.tokens.encode_text(opening)] if opening else ids
+        text = "".join(f"[{m['role']}]\n{m['content'].strip()}\n" for m in history) + f"[assistant]\n{opening}"
+        self._chat[text] = ids
+        return text
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Ids of a prompt: exactly one BOS, at the front, unless `add_special_tokens` is False (EVL-02)."""
+        if add_special_tokens is False:
+            return self.tokens.encode_text(string)
+        ids = self._chat.get(string) or [self.tokens.bos, *self.tokens.encode_text(string)]
+        if ids[0] != self.tokens.bos or ids.count(self.tokens.bos) != 1:
+            raise DataError(f"prompt {string[:60]!r}: needs one BOS at its front, has {ids.count(self.tokens.bos)}.")
+        return ids
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if context in self._chat:
+            return self.tok_encode(context), self.tokens.encode_text(continuation)
+        pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
+        return pair
+
+    def gold(self, pairs: Sequence[tuple[str, str]]) -> list[GoldScore | None]:
+        """Teacher-forced score of (context, continuation) texts; None where a pair exceeds `max_length`."""
+        encoded = [self._encode_pair(context, continuation) for context, continuation in pairs]
+        fits = [i for i, (context, gold) in enumerate(encoded) if gold and len(context) + len(gold) <= self.max_length]
+        scores = gold_scores(self.model, [encoded[i] for i in fits], self.batch_size, self.tokens.pad)
+        found = dict(zip(fits, scores, strict=True))
+        return [found.get(i) for i in range(len(pairs))]
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        for (context, _), head, tail in requests:
+            if len(head) + len(tail) > self.max_length:
+                raise DataError(
+                    f"request {context[:60]!r}: {len(head) + len(tail)} tokens, max_length is {self.max_length}; "
+                    f"nothing is cut. Raise max_length or leave the item out."
+                )
+        pairs = [(head, tail) for _, head, tail in requests]
+        return [
+            (-s.nll, s.correct == s.tokens) for s in gold_scores(self.model, pairs, self.batch_size, self.tokens.pad)
+        ]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Log-likelihood of whole texts, in windows of `max_length`, every token scored once."""
+        totals = []
+        for request in requests:
+            windows = get_rolling_token_windows(
+                token_list=self.tokens.encode_text(request.args[0]),
+                prefix_token=self.tokens.bos,
+                max_seq_len=self.max_length - 1,
+                context_len=1,
+            )
+            pairs = [make_disjoint_window(window) for window in windows]
+            scores = gold_scores(self.model, pairs, self.batch_size, self.tokens.pad)
+            totals.append(-sum(score.nll for score in scores))
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Answers to prompts; a request that stands k times is one question with k samples."""
+        return [answer.text for answer in self.answers(requests)]
+
+    def answers(self, requests: Sequence[Instance]) -> list[Answer]:
+        """`generate_until` with the reason why each answer ended.
+
+        Raises:
+            ConfigError: a request asks for at least `max_length` new tokens, so no prompt could fit (EVL-04).
+        """
+        samplings = [sampling_of(request.args[1], self.seed) for request in requests]
+        self._check(samplings)
+        places: dict[Sampling, dict[int, list[int]]] = {}
+        for at, (request, sampling) in enumerate(zip(requests, samplings, strict=True)):
+            places.setdefault(sampling, {}).setdefault(id(request), []).append(at)
+        found: dict[int, Answer] = {}
+        for sampling, group in places.items():
+            jobs = [
+                Job(tuple(self.tok_encode(requests[at[0]].args[0])), tuple(range(len(at)))) for at in group.values()
+            ]
+            label = str(requests[next(iter(group.values()))[0]].task_name)
+            answered = self._answered(jobs, sampling, label)
+            for (job, sample), answer in answered.items():
+                found[list(group.values())[job][sample]] = answer
+        self._count(found, requests)
+        return [found[at] for at in range(len(requests))]
+
+    def _check(self, samplings: Sequence[Sampling]) -> None:
+        most = max((s.max_new_tokens for s in samplings), default=0)
+        if most >= self.max_length:
+            raise ConfigError(
+                f"evals.max_new_tokens: {most} leaves no room for a prompt in max_length {self.max_length}; "
+                f"allowed: below {self.max_length}."
+            )
+
+    def _answered(self, jobs: Sequence[Job], sampling: Sampling, label: str) -> dict[tuple[int, int], Answer]:
+        """Answer of every (job, sample): known from the journal, without room, or generated now."""
+        answers: dict[tuple[int, int], Answer] = {}
+
+        def keep(index: int, sample: int, answer: Answer) -> None:
+            answers[index, sample] = answer
+            if self.journal is not None:
+                self.journal.put(jobs[index], sample, sampling, answer)
+
+        open_jobs: list[tuple[int, Job]] = []
+        for index, job in enumerate(jobs):
+            if len(job.prompt) + sampling.max_new_tokens > self.max_length:
+                answers.update({(index, sample): Answer("", "no_room", 0) for sample in job.samples})
+                continue
+            known = {s: self.journal.get(job, s, sampling) for s in job.samples} if self.journal is not None else {}
+            answers.update({(index, s): answer for s, answer in known.items() if answer is not None})
+            missing = tuple(s for s in job.samples if (index, s) not in answers)
+            if missing:
+                open_jobs.append((index, Job(job.prompt, missing)))
+        if open_jobs:
+            generator = Generator(self.model, self.tokens, self.batch_size)
+            numbers = [index for index, _ in open_jobs]
+            generator.run([job for _, job in open_jobs], sampling, lambda i, s, a: keep(numbers[i], s, a), label)
+        return answers
+
+    def _count(self, found: dict[int, Answer], requests: Sequence[Instance]) -> None:
+        reasons = Counter(answer.finish for answer in found.values())
+        if reasons["no_room"]:
+            log.warning(
+                "%d of %d prompts do not fit max_length %d with their answers; recorded as no_room, counted as wrong.",
+                reasons["no_room"], len(requests), self.max_length,
+            )  # fmt: skip
+        if reasons["length"] > 0.05 * len(requests):
+            log.warning(
+                "%d of %d answers stop at the generation limit (more than 5 %%).", reasons["length"], len(requests)
+            )
+
+
+def sampling_of(kwargs: dict[str, Any], seed: int = 0) -> Sampling:
+    """lm-eval's generation arguments as `Sampling`; greedy unless `do_sample` is set and the temperature positive."""
+    until = kwargs.get("until") or []
+    limits = [kwargs[k] for k in ("max_gen_toks", "max_new_tokens", "max_tokens") if kwargs.get(k) is not None]
+    temperature = float(kwargs.get("temperature") or 0.0) if kwargs.get("do_sample") else 0.0
+    return Sampling(
+        max_new_tokens=int(limits[0]) if limits else DEFAULT_MAX_GEN,
+        stop=tuple(s for s in ([until] if isinstance(until, str) else until) if s),
+        temperature=temperature,
+        top_p=float(kwargs.get("top_p") or 1.0) if temperature else 1.0,
+        seed=seed if temperature else 0,
+    )

@@ -1,0 +1,212 @@
+"""Stock lm-eval tasks of the reasoning benchmarks, built from the local mirror of the hub.
+
+The YAML files are lm-eval's own, untouched: `datasets` prefers a folder of the wanted name, so they are loaded with the
+mirror as working directory. Only the folders of the wanted tasks are indexed (all 13,000 take half a minute).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from iha.errors import ConfigError, DataError
+from iha.evals.programs import complete, humaneval_tests, mbpp_tests
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.task import ConfigurableTask
+
+Doc = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A stock task and what we add to it.
+
+    `task`, `folder`: lm-eval's name and folder. `gold`: a model answer that is right, as the stock prompt continues.
+    `answer`: the gold to grade against (none for code). `program`: (code, tests) of an answer text, for code tasks.
+    `official`: lm-eval's (metric, filter) -> the name we report it under.
+    """
+
+    name: str
+    task: str
+    folder: str
+    gold: Callable[[Doc], str]
+    answer: Callable[[Doc], str] | None = None
+    program: Callable[[Doc, str], tuple[str, str]] | None = None
+    official: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
+def _humaneval(doc: Doc, text: str) -> tuple[str, str]:
+    code = complete(doc["prompt"], text, doc["entry_point"])
+    return code, humaneval_tests(doc["test"], doc["entry_point"])
+
+
+def _mbpp(doc: Doc, text: str) -> tuple[str, str]:
+    from iha.evals.grade import extract
+
+    return extract("mbpp", text) or "", mbpp_tests(doc.get("test_setup_code") or "", doc["test_list"])
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    b.name: b
+    for b in (
+        Benchmark(
+            "gsm8k", "gsm8k", "gsm8k",
+            gold=lambda doc: f" {doc['answer']}",
+            answer=lambda doc: str(doc["answer"]),
+            official={
+                ("exact_match", "strict-match"): "strict",
+                ("exact_match", "flexible-extract"): "flexible",
+            },
+        ),
+        Benchmark(
+            "math500", "minerva_math500", "minerva_math",
+            gold=lambda doc: f" {doc['solution']}",
+            answer=lambda doc: str(doc["answer"]),
+            official={("exact_match", "none"): "minerva", ("math_verify", "none"): "math_verify"},
+        ),
+        Benchmark("mbpp", "mbpp", "mbpp", gold=lambda doc: f"{doc['code']}\n[DONE]", program=_mbpp),
+        Benchmark(
+            "humaneval", "humaneval", "humaneval", gold=lambda doc: str(doc["canonical_solution"]), program=_humaneval
+        ),
+    )
+}  # fmt: skip
+
+
+def offline() -> None:
+    """Forbid the hub to every library imported from here on: what is missing fails at once, with its name (EVL-05)."""
+    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+
+
+def load_tasks(names: Sequence[str], mirror: Path) -> dict[str, ConfigurableTask]:
+    """Build the stock tasks of the benchmarks `names` from the mirror.
+
+    Raises:
+        DataError: the mirror lacks a data set.
+    """
+    from lm_eval import tasks as stock
+
+    root = Path(stock.__file__).parent
+    chosen = [BENCHMARKS[name] for name in names]
+    manager = stock.TaskManager(include_defaults=False, include_path=[root / b.folder for b in chosen])
+    with _inside(mirror), _code_metric():
+        try:
+            loaded = manager.load([b.task for b in chosen])["tasks"]
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{mirror}: items of {', '.join(names)} cannot be read ({error}). Rerun stage items."
+            ) from error
+    return {b.name: loaded[b.task] for b in chosen}
+
+
+def requests(
+    task: ConfigurableTask,
+    *,
+    limit: int | None,
+    shots: int | None,
+    template: Callable[..., str] | None,
+    generation: Mapping[str, Any],
+) -> list[Instance]:
+    """One request per item, with the stock prompt.
+
+    Args:
+        task: from `load_tasks`.
+        limit: items, the first ones; None: all.
+        shots: few-shot examples; None: as the stock task says. A stock task with examples of its own has no more.
+        template: renders a conversation (chat models), or None for plain text.
+        generation: replaces keys of the task's generation arguments.
+    """
+    stock = dict(task.config.generation_kwargs or {})
+    counts = task.config.num_fewshot
+    task.set_config("generation_kwargs", {**stock, **generation})
+    if shots is not None:
+        task.set_config("num_fewshot", shots)
+    task.set_fewshot_seed(seed=1234)
+    task.build_all_requests(
+        limit=limit,
+        apply_chat_template=template is not None,
+        fewshot_as_multiturn=template is not None,
+        chat_template=template,
+    )
+    task.set_config("generation_kwargs", stock)
+    task.set_config("num_fewshot", counts)
+    return list(task.instances)
+
+
+def free_shots(task: ConfigurableTask) -> bool:
+    """Whether the stock task draws its examples from a split, so that their number is open."""
+    return task.config.fewshot_split is not None and bool(task.config.num_fewshot)
+
+
+def official_scores(
+    task: ConfigurableTask, request: Instance, texts: Sequence[str]
+) -> list[dict[tuple[str, str], float]]:
+    """lm-eval's own metrics of each answer to one request, through the task's own filters and `process_results`."""
+    from lm_eval.api.instance import Instance
+
+    scores = []
+    for text in texts:
+        instance = Instance(request.request_type, request.doc, request.arguments, 0, request.metadata, resps=[text])
+        task._instances = [instance]
+        task.apply_filters()
+        scores.append(
+            {
+                (metric, name): float(value)
+                for name, response in instance.filtered_resps.items()
+                for metric, value in task.process_results(request.doc, [response]).items()
+            }
+        )
+    return scores
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextmanager
+def _code_metric() -> Iterator[None]:
+    """Keep `evaluate` from being imported while tasks are built: ten CPU seconds for one metric we do not use.
+
+    The code tasks load it and run a trial program at once, outside any sandbox. What stands in for it runs nothing;
+    generated programs run in `iha.evals.sandbox` only.
+    """
+    before = sys.modules.get("evaluate")
+    metric = _NoCode()
+    module = ModuleType("evaluate")
+    module.__spec__ = importlib.util.spec_from_loader("evaluate", None)
+    module.load = lambda name: metric  # type: ignore[attr-defined]
+    sys.modules["evaluate"] = module
+    try:
+        yield
+    finally:
+        metric.building = False
+        if before is None:
+            del sys.modules["evaluate"]
+        else:
+            sys.modules["evaluate"] = before
+
+
+class _NoCode:
+    """Stands where `code_eval` would: answers the trial while tasks are built, refuses to score afterwards."""
+
+    building = True
+
+    def compute(self, **_: Any) -> tuple[dict[str, float], dict[str, Any]]:
+        """Nothing passed: no program is run."""
+        if not self.building:
+            raise ConfigError("Programs are scored in the sandbox (iha.evals.sandbox), not by lm-eval's code_eval.")
+        return {"pass@1": 0.0}, {}

@@ -1,0 +1,47 @@
+"""Stage items: evaluation items and haystack text, written once under the hub's names and hashed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from iha.data.corpus import documents
+from iha.evals.mirror import SETS, haystack_kind, write_haystack, write_set
+from iha.manifest import file_entry
+from iha.slices import ItemsSlice
+from iha.stages.common import Context, Made, run
+
+log = logging.getLogger("iha")
+#: Characters of haystack text kept: more than the longest RULER prompt holds.
+HAYSTACK_CHARS = 3_000_000
+
+
+def body(part: ItemsSlice, context: Context) -> Made:
+    """Write `<state>/mirror`."""
+    mirror = context.state / "mirror"
+    made = Made(facts={"tasks": {}})
+    folder = None if part.items_dir is None else Path(part.items_dir)
+    for task, source in sorted(part.items.items()):
+        done = write_set(mirror, task, source, items_dir=folder, limit=part.limit)
+        made.facts["tasks"][task] = done.facts()
+        log.info("%s: %d %s items from %s", task, done.n, done.source, done.origin)
+        for path in sorted((mirror / SETS[task].path / SETS[task].folder).glob("*.jsonl")):
+            made.files[f"{task}_{path.stem}"] = file_entry(path, context.state)
+    path, count = write_haystack(mirror, (t for t in documents(part.haystack) if isinstance(t, str)), HAYSTACK_CHARS)
+    made.files["haystack"] = file_entry(path, context.state)
+    made.facts["haystack"] = {
+        "source": haystack_kind(part.haystack),
+        "n": count,
+        "origin": part.haystack.model_dump(mode="json"),
+        "sha256": made.files["haystack"].sha256,
+    }
+    return made
+
+
+def main() -> None:
+    """Entry point of the rule `items`."""
+    run("items", ItemsSlice, body)
+
+
+if __name__ == "__main__":
+    main()
