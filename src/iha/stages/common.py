@@ -35,6 +35,7 @@ class Context:
     experiment: str
     threads: int
     device: str
+    code: str = ""
 
     def entry(self, path: Path) -> FileEntry:
         """Describe a file that this stage wrote below the state directory."""
@@ -86,6 +87,7 @@ def run(stage: str, slice_type: type[S], body: Callable[[S, Context], Made]) -> 
             experiment=args.experiment,
             threads=args.threads,
             device=args.device,
+            code=args.code,
         )
         made = body(part, context)
         manifest = Manifest(
