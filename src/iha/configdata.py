@@ -75,6 +75,9 @@ class SplitConfig(Frozen):
     sources: tuple[Source, ...] = Field(min_length=1)
     max_tokens: Positive | None = Field(None, description="stop after this many tokens (whole documents)")
     min_document_tokens: int = Field(0, ge=0, description="skip shorter documents (long-context corpora)")
+    max_document_tokens: Annotated[int, Field(gt=2)] | None = Field(
+        None, description="cut longer documents; a cut document still ends in EOS"
+    )
 
 
 def _pretrain_sources() -> SplitConfig:

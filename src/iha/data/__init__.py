@@ -1,0 +1,1 @@
+"""Corpora, tokenizer, token stores, order of samples. Free of torch, except `loader`."""

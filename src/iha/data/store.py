@@ -1,0 +1,105 @@
+"""Token stores: raw little-endian ids in shard files (datatrove's ``.ds``), read through memory maps.
+
+A plain store is one stream of documents with BOS and EOS. A packed store (fine-tuning) is rows of one length with a
+label mask (``.mask``, uint8) and document numbers (``.doc``, uint16) beside each shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from iha.errors import DataError
+from iha.manifest import Manifest, verify_files
+
+Array = npt.NDArray[Any]
+SUFFIX_TYPES: dict[str, np.dtype[Any]] = {
+    "mask": np.dtype(np.uint8),
+    "doc": np.dtype(np.uint16),
+    "index": np.dtype(np.uint64),
+}
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """One split's tokens. `facts` are those of its manifest; `starts[i]` is the first token of shard i."""
+
+    facts: Mapping[str, Any]
+    paths: tuple[Path, ...]
+    starts: Array
+
+    @classmethod
+    def open(cls, manifest: Manifest, state: Path, deep: bool = False) -> TokenStore:
+        """Open the store of a tokenise manifest; `deep` also compares hashes.
+
+        Raises:
+            DataError: a shard is missing or is not what the manifest describes, or an id is out of the vocabulary.
+        """
+        verify_files(manifest, state, deep)
+        facts = manifest.facts
+        paths = tuple(state / manifest.files[shard["file"]].path for shard in facts["shards"])
+        sizes = [shard["tokens"] for shard in facts["shards"]]
+        itemsize = np.dtype(facts["dtype"]).itemsize
+        for path, size in zip(paths, sizes, strict=True):
+            if path.stat().st_size != size * itemsize:
+                raise DataError(f"{path}: is not {size} ids of {facts['dtype']}. Rerun its stage with --forcerun.")
+        if facts["max_id"] >= facts["vocab_size"]:
+            raise DataError(f"{paths[0].parent}: id {facts['max_id']} is outside the vocabulary {facts['vocab_size']}.")
+        return cls(facts, paths, np.cumsum([0, *sizes], dtype=np.int64))
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all shards, padding included."""
+        return int(self.starts[-1])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Stored type of an id."""
+        found: np.dtype[Any] = np.dtype(self.facts["dtype"])
+        return found
+
+    @property
+    def row_len(self) -> int:
+        """Length of a packed row; 0 for a plain store."""
+        return int(self.facts["seq_len"])
+
+    @cached_property
+    def _maps(self) -> dict[str, list[Array]]:
+        return {}
+
+    def _shards(self, kind: str) -> list[Array]:
+        if kind not in self._maps:
+            dtype = SUFFIX_TYPES.get(kind, self.dtype)
+            suffix = {"ds": ".ds", "index": ".ds.index"}.get(kind, f".{kind}")
+            names = [path.with_suffix(suffix) for path in self.paths]
+            self._maps[kind] = [np.asarray(np.memmap(path, dtype=dtype, mode="r")) for path in names]
+        return self._maps[kind]
+
+    def read(self, start: int, length: int, kind: str = "ds") -> Array:
+        """Tokens [start, start + length) of the stream; `kind` mask or doc reads beside them. A view where possible."""
+        if start < 0 or start + length > self.n_tokens:
+            raise IndexError(f"tokens [{start}, {start + length}) of a store of {self.n_tokens}")
+        shards = self._shards(kind)
+        shard = int(np.searchsorted(self.starts, start, side="right")) - 1
+        offset = start - int(self.starts[shard])
+        first: Array = shards[shard][offset : offset + length]
+        if len(first) == length:
+            return first
+        return np.concatenate([first, self.read(start + len(first), length - len(first), kind)])
+
+    def windows(self, starts: npt.NDArray[np.int64], length: int, kind: str = "ds") -> Array:
+        """Windows of one length at several starts, (len(starts), length)."""
+        out: Array = np.empty((len(starts), length), dtype=SUFFIX_TYPES.get(kind, self.dtype))
+        for row, start in zip(out, starts.tolist(), strict=True):
+            row[:] = self.read(start, length, kind)
+        return out
+
+    def document_ends(self, shard: int) -> Array:
+        """Offset of the token after each document of a shard (datatrove's ``.index``)."""
+        return self._shards("index")[shard]

@@ -1,0 +1,24 @@
+"""Stage tokenise: one split's token store."""
+
+from __future__ import annotations
+
+from iha.data import tokenise
+from iha.data.tokenizer import Tokenizer
+from iha.slices import TokeniseSlice
+from iha.stages.common import Context, Made, run
+
+
+def body(part: TokeniseSlice, context: Context) -> Made:
+    """Tokenise a split into ``state/data/{split}`` with as many processes as the job has threads."""
+    tokenizer = Tokenizer.load(context.state / "tokenizer")
+    built = tokenise.build(part, tokenizer, context.state, context.threads)
+    return Made(files=built.files, facts=built.facts)
+
+
+def main() -> None:
+    """Entry point."""
+    run("tokenise", TokeniseSlice, body)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Stage tokenizer: the tokenizer folder that every later stage uses."""
+
+from __future__ import annotations
+
+from iha.data import corpus, tokenizer_build
+from iha.slices import TokenizerSlice
+from iha.stages.common import Context, Made, run
+
+
+def body(part: TokenizerSlice, context: Context) -> Made:
+    """Train or convert the tokenizer into ``state/tokenizer``."""
+    folder = context.state / "tokenizer"
+    tokenizer = tokenizer_build.build(part.tokenizer, corpus.texts(part.corpus), folder)
+    facts = {
+        "kind": part.tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
+        "sha256": tokenizer.sha256,
+        "fast": tokenizer.fast,
+        "control": tokenizer.control,
+        "packages": corpus.describe(part.corpus) if part.tokenizer.kind == "bpe" else {},
+    }
+    return Made(files={path.name: context.entry(path) for path in tokenizer_build.files(tokenizer)}, facts=facts)
+
+
+def main() -> None:
+    """Entry point."""
+    run("tokenizer", TokenizerSlice, body)
+
+
+if __name__ == "__main__":
+    main()
