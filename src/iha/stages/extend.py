@@ -1,0 +1,16 @@
+"""Stage extend: go on from the pretrained weights at the long context, windows unchanged in tokens."""
+
+from __future__ import annotations
+
+from iha.slices import TrainSlice
+from iha.stages.common import run
+from iha.train.recipes import train
+
+
+def main() -> None:
+    """Entry point of the rule `extend`."""
+    run("extend", TrainSlice, train)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Stage sft: fine-tune the pretrained weights on conversations, documents isolated, loss on the answers."""
+
+from __future__ import annotations
+
+from iha.slices import TrainSlice
+from iha.stages.common import run
+from iha.train.recipes import train
+
+
+def main() -> None:
+    """Entry point of the rule `sft`."""
+    run("sft", TrainSlice, train)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Ranks, devices and sharding: one process is a world of one, and pays nothing for the others.
+
+Ranks are started by the launcher with the usual variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT). Parameters are sharded with FSDP2 inside a node and replicated across nodes, so that the
+frequent gathers of fp32 weights stay on the fast links; gradients are reduced in fp32.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from iha.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among its peers."""
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: DeviceMesh | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over ranks, in place."""
+        if self.size > 1:
+            torch.distributed.all_reduce(values)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+    def lead(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        torch.distributed.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if self.size > 1:
+            torch.distributed.destroy_process_group()
+
+
+def start(device: str) -> World:
+    """Join the world that the environment describes, on `device` (auto, cpu, cuda).
+
+    Raises:
+        ConfigError: a GPU is asked for and there is none.
+    """
+    size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
+    chosen = _device(device, _number("LOCAL_RANK", 0))
+    if size == 1:
+        return World(0, 1, chosen)
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(minutes=10))
+    return World(rank, size, chosen, _mesh(chosen.type, size, _number("LOCAL_WORLD_SIZE", size)))
+
+
+def _number(variable: str, default: int) -> int:
+    return int(os.environ.get(variable, str(default)))
+
+
+def _device(device: str, local_rank: int) -> torch.device:
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("runtime.device: 'cuda', but torch sees no GPU; allowed here: auto, cpu.")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _mesh(kind: str, size: int, local: int) -> DeviceMesh:
+    """Shard over the ranks of a node, replicate over nodes; one dimension if there is one node or one rank each."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if 1 < local < size and size % local == 0:
+        return init_device_mesh(kind, (size // local, local), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(kind, (size,), mesh_dim_names=("shard",))
+
+
+def shard(root: nn.Module, blocks: Iterable[nn.Module], world: World) -> None:
+    """Shard the parameters of each block, then what is left at the root; a world of one is left alone."""
+    if world.size == 1:
+        return
+    from torch.distributed.fsdp import fully_shard
+
+    for block in blocks:
+        fully_shard(block, mesh=world.mesh)
+    fully_shard(root, mesh=world.mesh)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """This rank's rows [start, stop) of a tensor of global `shape`; `owner`: this rank is the one that saves them."""
+
+    local: Tensor
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    owner: bool
+
+
+def piece(tensor: Tensor, world: World) -> Piece:
+    """The part of a tensor (plain or sharded along its first dimension) that this rank holds."""
+    shape = tuple(tensor.shape)
+    rows = shape[0] if shape else 1
+    if not hasattr(tensor, "to_local"):
+        return Piece(tensor, shape, 0, rows, world.leads)
+    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    coordinate = mesh.get_coordinate()
+    share = -(-rows // mesh.size(-1))
+    start, stop = min(rows, coordinate[-1] * share), min(rows, (coordinate[-1] + 1) * share)
+    return Piece(tensor.to_local(), shape, start, stop, not any(coordinate[:-1]))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor on every rank (a collective call if it is sharded), detached."""
+    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full.detach()

@@ -1,0 +1,86 @@
+"""Which steps may move the weights: a non-finite or spiking loss or gradient norm is skipped and counted (TRN-10)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from statistics import fmean, median, pstdev
+from typing import Any
+
+from iha.errors import UserError
+
+#: Accepted steps looked back on, and how many of them a judgement needs.
+WINDOW, NEEDED = 128, 32
+#: A norm this many times the window's median, or a loss this far above it (in nats, and in sigmas), is a spike.
+NORM_FACTOR, LOSS_NATS, LOSS_SIGMAS = 20.0, 1.0, 6.0
+#: Accepted steps whose mean loss is reported as the final one.
+FINAL = 20
+
+
+@dataclass
+class Guard:
+    """Judges steps against a window of accepted ones. Its state is saved, so a resumed run judges alike."""
+
+    max_skipped: int
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    skipped: int = 0
+    trouble: int | None = None
+    in_trouble: bool = False
+
+    def problem(self, loss: float, norm: float) -> str | None:
+        """Why this step must be skipped, None if it is sound. `loss` in nats per token, `norm` before clipping."""
+        if not math.isfinite(loss):
+            return f"loss {loss}"
+        if not math.isfinite(norm):
+            return f"gradient norm {norm}"
+        if len(self.losses) < NEEDED:
+            return None
+        usual = median(self.norms)
+        if norm > NORM_FACTOR * usual:
+            return f"gradient norm {norm:.3g}, more than {NORM_FACTOR:g} times the usual {usual:.3g}"
+        middle = median(self.losses)
+        if loss > middle + max(LOSS_NATS, LOSS_SIGMAS * pstdev(self.losses)):
+            return f"loss {loss:.3f}, far above the usual {middle:.3f}"
+        return None
+
+    def accept(self, loss: float, norm: float) -> None:
+        """Take a sound step into the window."""
+        self.in_trouble = False
+        self.losses = [*self.losses, loss][-WINDOW:]
+        self.norms = [*self.norms, norm][-WINDOW:]
+
+    def skip(self, step: int, problem: str, where: str) -> None:
+        """Count a skipped step; `trouble` remembers where the latest run of them began.
+
+        Raises:
+            UserError: more steps were skipped than the recipe allows.
+        """
+        self.skipped += 1
+        if not self.in_trouble:
+            self.in_trouble, self.trouble = True, step
+        if self.skipped > self.max_skipped:
+            raise UserError(
+                f"step {step}: {problem}. Skipped {self.skipped} steps; max_skipped allows {self.max_skipped}. The "
+                f"last healthy checkpoint is kept in {where}. Lower lr, or raise max_skipped, in this recipe."
+            )
+
+    @property
+    def final_loss(self) -> float:
+        """Mean loss of the last accepted steps, nats per token; nan if none was accepted."""
+        return fmean(self.losses[-FINAL:]) if self.losses else math.nan
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "losses": self.losses,
+            "norms": self.norms,
+            "skipped": self.skipped,
+            "trouble": self.trouble,
+            "in_trouble": self.in_trouble,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what a checkpoint kept."""
+        for name, value in state.items():
+            setattr(self, name, value)

@@ -1,0 +1,91 @@
+"""What a run directory was begun with: training never goes on with other data, another parent or another recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from iha.errors import CheckpointError
+from iha.manifest import Manifest, write_json
+
+log = logging.getLogger("iha")
+#: Set to 1 to resume an unfinished run with other code than it began with (the manifest then lists both).
+OTHER_CODE = "IHA_RESUME_OTHER_CODE"
+RECORD, FINAL = "run.json", "final"
+
+
+def content(manifest: Manifest) -> str:
+    """Digest of the files a manifest describes: equal for equal content, whoever made it and when."""
+    entries = sorted(f"{entry.path} {entry.sha256}" for entry in manifest.files.values())
+    return hashlib.sha256("\n".join(entries).encode()).hexdigest()
+
+
+def claim(folder: Path, begun_with: dict[str, Any], code: str) -> dict[str, Any]:
+    """Check the run directory against what it was begun with and count the attempt; returns its record.
+
+    A finished run that differs is moved aside (`<stage>.1`, ...): being started again means that it is to be redone.
+    An unfinished one that differs is refused, since its checkpoints may be worth days.
+
+    Raises:
+        CheckpointError: an unfinished run differs; names the field and the directory.
+    """
+    record = _read(folder / RECORD)
+    if record is None or (_differences(record, begun_with, code) and (folder / FINAL).exists()):
+        _move_aside(folder)
+        record = {"begun_with": begun_with, "codes": [code], "attempts": 0}
+    if found := _differences(record, begun_with, code):
+        record = _with_other_code(folder, record, found, code)
+    record["attempts"] += 1
+    write_json(folder / RECORD, record)
+    return record
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+    except OSError:
+        return None
+    return record
+
+
+def _differences(record: dict[str, Any], begun_with: dict[str, Any], code: str) -> list[str]:
+    """Differing fields as `name: then -> now`; a code that was accepted before does not differ."""
+    then, now = _flat(record["begun_with"]), _flat(begun_with)
+    fields = sorted(k for k in then | now if then.get(k) != now.get(k))
+    found = [f"{k}: {then.get(k)} -> {now.get(k)}" for k in fields]
+    return found if code in record["codes"] else [*found, f"code: {record['codes'][-1]} -> {code}"]
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix.rstrip("."): value}
+    return {k: v for name, inner in value.items() for k, v in _flat(inner, f"{prefix}{name}.").items()}
+
+
+def _with_other_code(folder: Path, record: dict[str, Any], found: list[str], code: str) -> dict[str, Any]:
+    only_code = len(found) == 1 and found[0].startswith("code:")
+    if only_code and os.environ.get(OTHER_CODE) == "1":
+        log.warning("%s: resumed with other code (%s), as %s=1 asks.", folder, found[0], OTHER_CODE)
+        return {**record, "codes": [*record["codes"], code]}
+    hint = f", or set {OTHER_CODE}=1 to go on with the new code" if only_code else ", or restore the old setting"
+    raise CheckpointError(
+        f"{folder} holds an unfinished run that began with something else ({'; '.join(found)}). "
+        f"Remove that directory to train from step 0{hint}."
+    )
+
+
+def _move_aside(folder: Path) -> None:
+    """Move all but the lease to the first free `<folder>.N`; the record goes first, so a crash here is seen later."""
+    entries = [p for p in folder.iterdir() if p.name != "lease"]
+    if not entries:
+        return
+    number = next(n for n in range(1, 10**6) if not folder.with_name(f"{folder.name}.{n}").exists())
+    aside = folder.with_name(f"{folder.name}.{number}")
+    aside.mkdir()
+    for entry in sorted(entries, key=lambda p: p.name != RECORD):
+        entry.replace(aside / entry.name)
+    log.warning("%s held a finished run of something else: moved to %s.", folder, aside)
