@@ -69,7 +69,7 @@ def train_slice(config: Config, stage: TrainStage, variant: str, seed: int) -> T
 def items_slice(config: Config) -> ItemsSlice:
     """Slice of the evaluation items."""
     e = config.evals
-    return ItemsSlice(items=e.items, items_dir=e.items_dir, haystack=e.haystack, limit=e.limit)
+    return ItemsSlice(items=dict(sorted(e.items.items())), items_dir=e.items_dir, haystack=e.haystack, limit=e.limit)
 
 
 def ruler_lengths(config: Config) -> dict[int, tuple[str, ...]]:
