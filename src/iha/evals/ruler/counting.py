@@ -1,0 +1,78 @@
+"""Aggregation: the most common words of a list, the most frequent words of a coded text [spec 11.1]."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Sequence
+from random import Random
+
+from iha.evals.ruler.sizing import Draft, Task
+from iha.evals.ruler.vocabulary import words
+
+CWE = (
+    "Below is a numbered list of words. In these words, some appear more often than others. "
+    "Memorize the ones that appear most often.\n{context}\n"
+    "Question: What are the 10 most common words in the above list?"
+)
+CWE_PREFIX = " Answer: The top 10 words that appear most often in the list are:"
+CWE_NEW_TOKENS = 120
+COMMON = 10
+FWE = (
+    "Read the following coded text and track the frequency of each coded word. Find the three most frequently "
+    "appeared coded words. {context}\nQuestion: Do not provide any explanation. Please ignore the dots '....'. "
+    "What are the three most frequently appeared words in the above coded text?"
+)
+FWE_PREFIX = " Answer: According to the coded text above, the three most frequently appeared words are:"
+FWE_NEW_TOKENS = 50
+ALPHA = 2.0
+#: Riemann's zeta at ALPHA, which the rank frequencies are divided by.
+ZETA = math.pi**2 / 6
+CODED_LETTERS = 6
+#: Fewest words at which the third answer is more frequent than the runner-up, whatever is rounded away.
+FWE_LEAST = math.ceil(ZETA / (4**-ALPHA - 5**-ALPHA))
+
+
+def common_words(length: int) -> Task:
+    """Words repeated 30 times among words repeated 3 times (6 and 1 below 4,096 tokens), after a worked example."""
+    small = length < 4096
+    often, seldom = (6, 1) if small else (30, 3)
+    example = (20, 3, 1) if small else (40, 10, 3)
+
+    def build(rng: Random, index: int, units: int) -> Draft:
+        shown, answers = _numbered_list(rng, *example)
+        context, common = _numbered_list(rng, units, often, seldom)
+        worked = f"{CWE.format(context=shown)}{CWE_PREFIX}{_numbered(answers)}\n"
+        return Draft(worked + CWE.format(context=context), CWE_PREFIX, common)
+
+    return Task("cwe", CWE_NEW_TOKENS, build, least=2 * COMMON, most=len(words()))
+
+
+def _numbered_list(rng: Random, distinct: int, often: int, seldom: int) -> tuple[str, list[str]]:
+    chosen = rng.sample(words(), distinct)
+    common, rare = chosen[:COMMON], chosen[COMMON:]
+    mixed = common * often + rare * seldom
+    rng.shuffle(mixed)
+    return _numbered(mixed), common
+
+
+def _numbered(items: Sequence[str]) -> str:
+    return " ".join(f"{i}. {item}" for i, item in enumerate(items, 1))
+
+
+def frequent_words(length: int) -> Task:
+    """Coded words with frequency rank^-2; the first rank is noise ("..."), the next three are asked for."""
+    vocabulary = max(length // 50, 5)
+
+    def build(rng: Random, index: int, units: int) -> Draft:
+        coded: list[str] = []
+        while len(coded) < vocabulary:
+            word = "".join(rng.choices(string.ascii_lowercase, k=CODED_LETTERS))
+            if word not in coded:
+                coded.append(word)
+        coded[0] = "..."
+        text = [word for rank, word in enumerate(coded, 1) for _ in range(int(units / (rank**ALPHA * ZETA)))]
+        rng.shuffle(text)
+        return Draft(FWE.format(context=" ".join(text)), FWE_PREFIX, coded[1:4])
+
+    return Task("fwe", FWE_NEW_TOKENS, build, least=FWE_LEAST)

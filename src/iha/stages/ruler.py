@@ -1,0 +1,54 @@
+"""Stage ruler: the RULER items of one length, made once for all models that share a tokenizer."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from iha.data.tokenizer import Tokenizer
+from iha.evals.ruler.generate import Materials, generate, source_of
+from iha.evals.ruler.haystack import read_haystack
+from iha.evals.ruler.items import item_path, write_items
+from iha.slices import RulerSlice
+from iha.stages.common import Context, Made, run
+
+log = logging.getLogger("iha")
+
+
+def body(part: RulerSlice, context: Context) -> Made:
+    """Write `<state>/ruler/<length>/<task>.jsonl`."""
+    tokenizer = Tokenizer.load(context.state / "tokenizer")
+    materials = _materials(context)
+    made = Made(facts={"length": part.length, "tokenizer": tokenizer.sha256, "tasks": {}})
+    for task in part.tasks:
+        items = list(generate(task, part.length, part.samples, tokenizer, materials))
+        path = item_path(context.state, part.length, task)
+        write_items(path, items)
+        made.files[task] = context.entry(path)
+        lengths = [item["length"] for item in items]
+        made.facts["tasks"][task] = {
+            "n": len(items),
+            "sha256": made.files[task].sha256,
+            "tokens_min": min(lengths),
+            "tokens_max": max(lengths),
+            "source": source_of(task, materials),
+        }
+        log.info("%s at %d: %d items of %d to %d tokens", task, part.length, len(items), min(lengths), max(lengths))
+    return made
+
+
+def _materials(context: Context) -> Materials:
+    """Haystack text and the folder of local files, from the items stage."""
+    items = context.inputs["items"]
+    haystack = read_haystack(context.state / items.files["haystack"].path, items.facts["haystack"]["source"])
+    folder = items.slice.get("items_dir")
+    return Materials(haystack, Path(folder) if folder else None)
+
+
+def main() -> None:
+    """Entry point of the rule `ruler`."""
+    run("ruler", RulerSlice, body)
+
+
+if __name__ == "__main__":
+    main()
