@@ -71,10 +71,9 @@ class Batches:
         return self._packed_batch(*raw) if self.packed else self._plain_batch(*raw)
 
     def _plain_batch(self, windows: Array) -> Batch:
-        wide = windows.astype(np.int64)
-        tokens, targets = wide[:, :-1], wide[:, 1:].copy()
-        targets[windows[:, :-1] == self._eos] = IGNORED
-        return Batch(torch.from_numpy(np.ascontiguousarray(tokens)), torch.from_numpy(targets), None)
+        tokens, targets = windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
+        np.putmask(targets, windows[:, :-1] == self._eos, IGNORED)
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), None)
 
     def _packed_batch(self, tokens: Array, mask: Array, docs: Array) -> Batch:
         wide = tokens.astype(np.int64)

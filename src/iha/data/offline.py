@@ -69,11 +69,20 @@ def _docstrings(path: Path) -> Iterator[str]:
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text and len(text) >= MIN_CHARS:
                 yield text
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """The tree and every statement in it; `ast.walk` spends three quarters of its time in expressions."""
+    yield tree
+    for part in ("body", "handlers", "orelse", "finalbody"):
+        nodes = getattr(tree, part, ())
+        for node in nodes if isinstance(nodes, list) else ():
+            yield from _statements(node)
 
 
 def book() -> Iterator[str]:

@@ -96,8 +96,14 @@ class TokenStore:
     def windows(self, starts: npt.NDArray[np.int64], length: int, kind: str = "ds") -> Array:
         """Windows of one length at several starts, (len(starts), length)."""
         out: Array = np.empty((len(starts), length), dtype=SUFFIX_TYPES.get(kind, self.dtype))
-        for row, start in zip(out, starts.tolist(), strict=True):
-            row[:] = self.read(start, length, kind)
+        shards = self._shards(kind)
+        shard_of = np.searchsorted(self.starts, starts, side="right") - 1
+        offsets = starts - self.starts[shard_of]
+        inside = starts + length <= self.starts[shard_of + 1]
+        for i, (shard, offset, whole) in enumerate(
+            zip(shard_of.tolist(), offsets.tolist(), inside.tolist(), strict=True)
+        ):
+            out[i] = shards[shard][offset : offset + length] if whole else self.read(int(starts[i]), length, kind)
         return out
 
     def document_ends(self, shard: int) -> Array:

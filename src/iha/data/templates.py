@@ -71,7 +71,7 @@ def _boxes(v: Operands, r: random.Random) -> Item:
 
 def _together(v: Operands, r: random.Random) -> Item:
     (a, b), (n, m), o = v, r.sample(NAMES, 2), r.choice(OBJECTS)
-    question = f"{n} has {a} {o} and {m} has {b} {o}. How many {o} do they have together?"
+    question = f"{n} has {a} {o}, {m} has {b}. How many {o} do they have in all?"
     return _gsm(question, f"{a} + {b}", a + b, o, f"{a} and {b} is {a + b}.")
 
 
