@@ -96,42 +96,38 @@ def variants(*kinds: str) -> tuple[Variant, ...]:
 
 
 @pytest.fixture(scope="module")
-def copies(tmp_path_factory):
-    """This package as it is, and with one line of code added to a file."""
-    source = provenance.ROOT
+def changed(tmp_path_factory):
+    """Whether a line of code added to a file of this package changes a stage's fingerprint."""
+    whole = tmp_path_factory.mktemp("copy") / "iha"
+    shutil.copytree(provenance.ROOT, whole, ignore=shutil.ignore_patterns("__pycache__"))
 
-    def _copy(edited: str | None = None) -> Path:
-        root = tmp_path_factory.mktemp("copy") / "iha"
-        shutil.copytree(source, root, ignore=shutil.ignore_patterns("__pycache__"))
-        if edited:
-            file = root / edited
-            file.write_text(file.read_text() + "\nADDED_LINE = 1\n")
-        return root
+    def _changed(edited: str, stage: str, *kinds: str) -> bool:
+        root = tmp_path_factory.mktemp("edited") / "iha"
+        shutil.copytree(whole, root)
+        file = root / edited
+        file.write_text(file.read_text() + "\nADDED_LINE = 1\n")
+        entries = entry_modules(stage, variants(*kinds))
+        return code_fingerprint(*entries, root=root) != code_fingerprint(*entries, root=whole)
 
-    return _copy
-
-
-def changed(copies, edited: str, stage: str, *kinds: str) -> bool:
-    entries = entry_modules(stage, variants(*kinds))
-    return code_fingerprint(*entries, root=copies(edited)) != code_fingerprint(*entries, root=provenance.ROOT)
+    return _changed
 
 
-def test_pretraining_depends_on_the_attention_it_runs_and_on_no_other(copies):
-    assert changed(copies, "attention/iha.py", "pretrain", "iha")
-    assert not changed(copies, "attention/iha.py", "pretrain", "diff")
-    assert changed(copies, "attention/diff.py", "pretrain", "diff")
-    assert not changed(copies, "attention/diff.py", "pretrain", "iha")
-    assert not changed(copies, "variants/iha.py", "pretrain", "diff")
-    assert changed(copies, "attention/masks.py", "pretrain", "diff")
-    assert changed(copies, "train/optim.py", "pretrain", "diff")
+def test_pretraining_depends_on_the_attention_it_runs_and_on_no_other(changed):
+    assert changed("attention/iha.py", "pretrain", "iha")
+    assert not changed("attention/iha.py", "pretrain", "diff")
+    assert changed("attention/diff.py", "pretrain", "diff")
+    assert not changed("attention/diff.py", "pretrain", "iha")
+    assert not changed("variants/iha.py", "pretrain", "diff")
+    assert changed("attention/masks.py", "pretrain", "diff")
+    assert changed("train/optim.py", "pretrain", "diff")
 
 
-def test_stages_do_not_share_what_they_do_not_use(copies):
-    assert not changed(copies, "train/optim.py", "tokenise")
-    assert not changed(copies, "flops.py", "pretrain", "global")
-    assert not changed(copies, "cli.py", "flops")
-    assert not changed(copies, "config.py", "flops")
-    assert changed(copies, "flops.py", "flops")
+def test_stages_do_not_share_what_they_do_not_use(changed):
+    assert not changed("train/optim.py", "tokenise")
+    assert not changed("flops.py", "pretrain", "global")
+    assert not changed("cli.py", "flops")
+    assert not changed("config.py", "flops")
+    assert changed("flops.py", "flops")
 
 
 def test_the_ledger_needs_no_torch_module():
