@@ -199,10 +199,10 @@ class Generator:
         distinct = list(dict.fromkeys(row.job for row in rows))
         tokens, pad = left_pad([jobs[j].prompt for j in distinct], self.tokenizer.pad, self.device)
         cache = self.model.new_cache(len(distinct))
-        logits = self.model(tokens, cache=cache, pad=pad, last_only=True)[:, -1]
+        logits = self.model(tokens, cache=cache, pad=pad if bool(pad.any()) else None, last_only=True)[:, -1]
         if len(distinct) < len(rows):
             take = self._index([distinct.index(row.job) for row in rows])
-            cache, pad, logits = cache.select(take), pad[take], logits[take]
+            cache, logits = cache.select(take), logits[take]
         for step in range(sampling.max_new_tokens):
             uniforms = [uniform(sampling.seed, r.digest, r.sample, step) for r in rows] if sampling.temperature else []
             chosen = choose(logits, sampling, uniforms)
@@ -215,8 +215,8 @@ class Generator:
                 return
             if len(alive) < len(rows):
                 take = self._index(alive)
-                rows, cache, pad, chosen = [rows[i] for i in alive], cache.select(take), pad[take], chosen[take]
-            logits = self.model(chosen[:, None], cache=cache, pad=pad, last_only=True)[:, -1]
+                rows, cache, chosen = [rows[i] for i in alive], cache.select(take), chosen[take]
+            logits = self.model(chosen[:, None], cache=cache, last_only=True)[:, -1]
 
     def _index(self, rows: list[int]) -> Tensor:
         return torch.tensor(rows, device=self.device)

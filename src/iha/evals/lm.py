@@ -7,7 +7,6 @@ control token here, so the adapter keeps the ids of each chat prompt it has rend
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -196,7 +195,14 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
             answered = self._answered(jobs, sampling, label)
             for (job, sample), answer in answered.items():
                 found[list(group.values())[job][sample]] = answer
-        self._count(found, requests)
+        crowded = sum(answer.finish == "no_room" for answer in found.values())
+        if crowded:
+            log.warning(
+                "%d of %d prompts leave no room for an answer in %d tokens: recorded as no_room, counted as wrong.",
+                crowded,
+                len(requests),
+                self.max_length,
+            )
         return [found[at] for at in range(len(requests))]
 
     def _check(self, samplings: Sequence[Sampling]) -> None:
@@ -231,18 +237,6 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
             numbers = [index for index, _ in open_jobs]
             generator.run([job for _, job in open_jobs], sampling, lambda i, s, a: keep(numbers[i], s, a), label)
         return answers
-
-    def _count(self, found: dict[int, Answer], requests: Sequence[Instance]) -> None:
-        reasons = Counter(answer.finish for answer in found.values())
-        if reasons["no_room"]:
-            log.warning(
-                "%d of %d prompts do not fit max_length %d with their answers; recorded as no_room, counted as wrong.",
-                reasons["no_room"], len(requests), self.max_length,
-            )  # fmt: skip
-        if reasons["length"] > 0.05 * len(requests):
-            log.warning(
-                "%d of %d answers stop at the generation limit (more than 5 %%).", reasons["length"], len(requests)
-            )
 
 
 def sampling_of(kwargs: dict[str, Any], seed: int = 0) -> Sampling:

@@ -84,6 +84,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 def offline() -> None:
     """Forbid the hub to every library imported from here on: what is missing fails at once, with its name (EVL-05)."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    os.environ.update(HF_DATASETS_DISABLE_PROGRESS_BARS="1", TQDM_DISABLE="1")
 
 
 def load_tasks(names: Sequence[str], mirror: Path) -> dict[str, ConfigurableTask]:
@@ -113,7 +114,6 @@ def requests(
     limit: int | None,
     shots: int | None,
     template: Callable[..., str] | None,
-    generation: Mapping[str, Any],
 ) -> list[Instance]:
     """One request per item, with the stock prompt.
 
@@ -122,11 +122,8 @@ def requests(
         limit: items, the first ones; None: all.
         shots: few-shot examples; None: as the stock task says. A stock task with examples of its own has no more.
         template: renders a conversation (chat models), or None for plain text.
-        generation: replaces keys of the task's generation arguments.
     """
-    stock = dict(task.config.generation_kwargs or {})
-    counts = task.config.num_fewshot
-    task.set_config("generation_kwargs", {**stock, **generation})
+    stock = task.config.num_fewshot
     if shots is not None:
         task.set_config("num_fewshot", shots)
     task.set_fewshot_seed(seed=1234)
@@ -136,8 +133,7 @@ def requests(
         fewshot_as_multiturn=template is not None,
         chat_template=template,
     )
-    task.set_config("generation_kwargs", stock)
-    task.set_config("num_fewshot", counts)
+    task.set_config("num_fewshot", stock)
     return list(task.instances)
 
 

@@ -1,0 +1,169 @@
+"""Stage evaluate: one suite on one checkpoint. lm-eval and torch are imported once the arguments are known good."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iha.evals.tasks import offline
+from iha.manifest import verify_files
+from iha.provenance import code_fingerprint
+from iha.slices import EvalSlice
+from iha.stages.common import Context, Made, run
+from iha.tracking import Tracker
+
+if TYPE_CHECKING:
+    from iha.evals.lm import IhaLM
+    from iha.evals.records import Outcome, Row
+
+log = logging.getLogger("iha")
+#: A prompt and its answer may be this many times the trained context; RoPE sets no limit of its own, memory does.
+CONTEXTS = 8
+#: Sampling seed: the same numbers for every variant and training seed, so that comparisons are paired.
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The checkpoint under evaluation."""
+
+    variant: str
+    seed: int
+    context: int
+    weights: str
+    folder: Path
+
+
+def body(part: EvalSlice, context: Context) -> Made:
+    """Run the suite; answers already given by an earlier attempt are kept."""
+    offline()
+    from iha.evals.journal import Journal
+    from iha.evals.records import write_records
+
+    os.environ.setdefault("HF_DATASETS_CACHE", str(context.state / "mirror" / ".cache"))
+    subject = _subject(context)
+    verify_files(context.inputs["items"], context.state)
+    home = context.state / "evals" / subject.variant / f"seed{subject.seed}" / f"{part.suite.name}.{part.suite.model}"
+    tracker = Tracker.start(
+        context.tracking_uri,
+        context.experiment,
+        subject.variant,
+        subject.seed,
+        stage=f"{part.suite.name}.{part.suite.model}",
+        params=part.model_dump(mode="json"),
+        jsonl=home / "metrics.jsonl",
+        resume=False,
+    )
+    with tracker, Journal(home / "answers.jsonl", _identity(subject, context)) as journal:
+        lm, settings = _load(part, context, subject, journal)
+        outcome = _ruler(lm, part, context, subject) if part.suite.lengths else _reasoning(lm, part, context, subject)
+        write_records(home / "samples.jsonl.gz", outcome.records)
+        journal.discard()
+        tracker.log(0, **_metrics(outcome.rows))
+    facts = {"rows": [row.facts() for row in outcome.rows], "settings": settings}
+    return Made({"samples": context.entry(home / "samples.jsonl.gz")}, facts, tracker.run_id)
+
+
+def _subject(context: Context) -> Subject:
+    manifest = context.inputs["model"]
+    part = manifest.slice
+    return Subject(
+        variant=part["variant"]["name"],
+        seed=part["seed"],
+        context=part["recipe"]["seq_len"],
+        weights=manifest.facts["weights_sha256"],
+        folder=context.state / manifest.facts["model"],
+    )
+
+
+def _identity(subject: Subject, context: Context) -> str:
+    """What an answer depends on besides its prompt: weights, tokenizer, the code that decodes."""
+    code = code_fingerprint("iha.evals.generate", "iha.model")
+    return f"{subject.weights}|{context.inputs['tokenizer'].facts['sha256']}|{code}"
+
+
+def _load(part: EvalSlice, context: Context, subject: Subject, journal: Any) -> tuple[IhaLM, dict[str, Any]]:
+    """The model behind its adapter, and how it is run, for the manifest."""
+    import torch
+
+    from iha.data.tokenizer import Tokenizer
+    from iha.evals.lm import IhaLM
+    from iha.modelfile import load_model
+
+    torch.set_num_threads(context.threads)
+    device = context.device if context.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = load_model(subject.folder, device, dtype)
+    limit = CONTEXTS * subject.context
+    lm = IhaLM(
+        model,
+        Tokenizer.load(context.state / "tokenizer"),
+        max_length=limit,
+        batch_size=part.batch_size,
+        seed=SEED,
+        journal=journal,
+    )
+    settings = {
+        "batch_size": part.batch_size,
+        "context": subject.context,
+        "dtype": str(dtype).removeprefix("torch."),
+        "max_length": limit,
+        "prompt": "chat, no examples" if part.suite.model == "sft" else "stock few-shot",
+        "sampling_seed": SEED,
+        "temperature": part.temperature,
+        "samples": part.samples,
+    }
+    return lm, settings
+
+
+def _reasoning(lm: IhaLM, part: EvalSlice, context: Context, subject: Subject) -> Outcome:
+    from iha.evals.run import Settings, run_suite
+    from iha.evals.tasks import load_tasks
+
+    settings = Settings(
+        samples=part.samples,
+        temperature=part.temperature,
+        max_new_tokens=part.max_new_tokens,
+        context=subject.context,
+        chat=part.suite.model == "sft",
+        limit=part.limit,
+        shots=part.shots,
+        workers=context.threads,
+    )
+    known = context.inputs["items"].facts["tasks"]
+    tasks = load_tasks(part.suite.tasks, context.state / "mirror")
+    return run_suite(lm, tasks, settings, {name: known[name]["source"] for name in part.suite.tasks})
+
+
+def _ruler(lm: IhaLM, part: EvalSlice, context: Context, subject: Subject) -> Outcome:
+    from iha.evals.longctx import run_ruler
+    from iha.evals.ruler import read_items
+
+    tokenizer = context.inputs["tokenizer"].facts["sha256"]
+    items = {
+        (length, task): read_items(context.inputs[f"ruler_{length}"], context.state, task, tokenizer)
+        for length in part.suite.lengths
+        for task in part.suite.tasks
+    }
+    return run_ruler(lm, items, subject.context, chat=part.suite.model == "sft")
+
+
+def _metrics(rows: list[Row]) -> dict[str, float]:
+    """Measured rows as tracking metrics, `task/metric` or `task/length/metric`."""
+    return {
+        "/".join([row.task, *([str(row.length)] if row.length else []), row.metric]): row.value
+        for row in rows
+        if row.value is not None
+    }
+
+
+def main() -> None:
+    """Entry point of the rule `evaluate`."""
+    run("evaluate", EvalSlice, body)
+
+
+if __name__ == "__main__":
+    main()
