@@ -1,0 +1,131 @@
+"""From scores to cells: mean, spread, difference to the reference, significance, and what a reader must know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from iha.report.collect import Results
+from iha.report.columns import Column
+from iha.report.format import BENCHMARKS, display
+from iha.report.paper import PaperTable
+from iha.report.records import Cell, ItemScores, Metric, Score
+from iha.report.stats import LEVEL, holm, paired_p
+
+#: Share above which a rate becomes a footnote, and the footnote.
+RATES = {
+    "truncated": (0.05, "answers stop at the generation limit and are graded as they stand"),
+    "over_context": (0.0, "prompts are longer than the context the model was trained at"),
+    "no_room": (0.0, "answers were not generated: prompt and answer do not fit the model's context"),
+}
+
+#: Rates that say nothing about the gold answer's probability.
+OF_ANSWERS = ("truncated", "no_room")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Cells of all variants for some columns: `cells[variant][i]` belongs to `columns[i]`."""
+
+    columns: tuple[Column, ...]
+    cells: dict[str, tuple[Cell, ...]]
+
+
+def build(results: Results, columns: tuple[Column, ...], paper: PaperTable | None = None) -> Block:
+    """Compute every cell of a table."""
+    by_column = [_column(results, column, paper) for column in columns]
+    cells = {v: tuple(cells[v] for cells in by_column) for v in results.part.variants}
+    return Block(columns, _starred(cells, results.part.reference))
+
+
+def _column(results: Results, column: Column, paper: PaperTable | None) -> dict[str, Cell]:
+    reference = results.part.reference
+    cells = {v: cell(results, column.key, v, column.factor) for v in results.part.variants}
+    items = {v: _items(results, column.key, v) for v in cells}
+    base = cells[reference].mean
+    for v, own in cells.items():
+        cells[v] = replace(own, paper=paper.value(column.paper or "", v) if paper else None)
+        if v != reference and own.mean is not None and base is not None:
+            cells[v] = replace(cells[v], delta=own.mean - base, p=paired_p(items[v], items[reference]))
+    best = _significant_best(cells, items, column.lower_is_better)
+    return {v: replace(own, bold=v == best) for v, own in cells.items()}
+
+
+def cell(results: Results, metric: Metric, variant: str, factor: float) -> Cell:
+    """One cell without comparisons."""
+    seeds = results.part.seeds
+    found = {s: score for s in seeds if (score := results.score(metric, variant, s)) is not None}
+    scored = {s: score for s, score in found.items() if score.value is not None}
+    if not scored:
+        return Cell(missing=_why_missing(results, metric, variant, found))
+    return Cell(
+        values=tuple(factor * score.value for score in scored.values() if score.value is not None),
+        seeds=tuple(scored),
+        n=min(score.n for score in scored.values()),
+        source=" and ".join(sorted({score.source for score in scored.values()})),
+        notes=_notes(results, metric, variant, scored),
+    )
+
+
+def _why_missing(results: Results, metric: Metric, variant: str, found: Mapping[int, Score]) -> str:
+    """The reason for a dash."""
+    place = f"{BENCHMARKS[metric.benchmark]} ({metric.model})"
+    if found:
+        reasons = sorted({score.note or "no item could be scored" for score in found.values()})
+        return f"{place} {metric.name}: {'; '.join(reasons)}."
+    if not results.metrics(metric.model, metric.benchmark):
+        return f"{place}: no suite of this experiment runs it."
+    return f"{place} {metric.name}: not evaluated for {display(variant)}."
+
+
+def _notes(results: Results, metric: Metric, variant: str, scored: Mapping[int, Score]) -> tuple[str, ...]:
+    place = f"{BENCHMARKS[metric.benchmark]} ({metric.model})"
+    notes = sorted({f"{place}: {score.note}." for score in scored.values() if score.note})
+    absent = [s for s in results.part.seeds if s not in scored]
+    if absent:
+        notes.append(f"{display(variant)}: seeds {', '.join(map(str, absent))} are missing and not imputed.")
+    for rate, (limit, text) in RATES.items():
+        if metric.name.startswith("gold_") and rate in OF_ANSWERS:
+            continue
+        shares = {
+            v: share
+            for v in results.part.variants
+            if (share := _rate(results, replace(metric, name=rate), v)) is not None and share > limit
+        }
+        if variant in shares:
+            listed = ", ".join(f"{display(v)} {share:.0%}" for v, share in shares.items())
+            notes.append(f"{place}: {text}: {listed}.")
+    return tuple(notes)
+
+
+def _rate(results: Results, metric: Metric, variant: str) -> float | None:
+    """Highest share over the seeds."""
+    shares = [score.value for s in results.part.seeds if (score := results.score(metric, variant, s))]
+    return max((s for s in shares if s is not None), default=None)
+
+
+def _items(results: Results, metric: Metric, variant: str) -> dict[int, ItemScores]:
+    return {s: results.item_scores(variant, s, metric.model).get(metric, {}) for s in results.part.seeds}
+
+
+def _significant_best(
+    cells: Mapping[str, Cell], items: Mapping[str, dict[int, ItemScores]], lower_is_better: bool
+) -> str | None:
+    """The best variant if it differs significantly from each other one, else None."""
+    means = {v: c.mean for v, c in cells.items() if c.mean is not None}
+    if len(means) < 2:
+        return None
+    best = (min if lower_is_better else max)(means, key=lambda v: means[v])
+    for other in means:
+        if other != best:
+            p = paired_p(items[best], items[other])
+            if p is None or p >= LEVEL:
+                return None
+    return best
+
+
+def _starred(cells: dict[str, tuple[Cell, ...]], reference: str) -> dict[str, tuple[Cell, ...]]:
+    """Replace p-values against the reference by Holm's, over all cells of the block."""
+    raw = {f"{v}/{i}": c.p for v, row in cells.items() for i, c in enumerate(row) if c.p is not None}
+    adjusted = holm({name: p for name, p in raw.items() if p is not None})
+    return {v: tuple(replace(c, p=adjusted.get(f"{v}/{i}")) for i, c in enumerate(row)) for v, row in cells.items()}

@@ -1,0 +1,140 @@
+"""Figures as PNG and PDF bytes on disk. matplotlib is imported here only, with the Agg backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from iha.evals.scores import mean_sd
+from iha.manifest import atomic_path
+from iha.report.collect import Results
+from iha.report.format import SCALE_LABELS, display
+from iha.report.paper import paper
+from iha.report.ruler import BySeed, Ruler
+from iha.tracking.journal import read_metrics
+
+#: Colours that colour-blind readers tell apart (Okabe and Ito), one per variant in the order of the config.
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#999999")
+MARKERS = ("o", "s", "^", "D", "P", "X", "v", "*")
+#: Points of one training curve; longer ones are averaged over windows.
+CURVE_POINTS = 400
+STAGES = ("pretrain", "extend", "sft")
+
+
+def _pyplot() -> Any:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "iha"})
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def save(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
+    """Write `name`.png and `name`.pdf atomically; equal figures give equal bytes (no dates inside)."""
+    paths = (folder / f"{name}.png", folder / f"{name}.pdf")
+    for path in paths:
+        metadata = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
+        with atomic_path(path) as temporary:
+            figure.savefig(temporary, format=path.suffix[1:], dpi=150, bbox_inches="tight", metadata=metadata)
+    return paths
+
+
+def figure2(results: Results, numbers: Ruler, folder: Path) -> tuple[Path, Path]:
+    """RULER: overall mean per variant with the paper's beside it; mean and multi-key retrieval per length."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+    _bars(axes[0], results, numbers)
+    _lines(axes[1], results, numbers, numbers.by_length, "all tasks")
+    _lines(axes[2], results, numbers, numbers.multikey, "multi-key retrieval")
+    handles, labels = axes[1].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.suptitle(f"{SCALE_LABELS[results.part.scale]}RULER after context extension")
+    paths = save(figure, folder, "figure2")
+    plt.close(figure)
+    return paths
+
+
+def _bars(axis: Any, results: Results, numbers: Ruler) -> None:
+    published = paper().ruler_overall
+    for i, v in enumerate(results.part.variants):
+        values = list(numbers.overall[v].values())
+        if values:
+            mean, sd = mean_sd(values)
+            axis.bar(i, mean, color=COLOURS[i % len(COLOURS)], yerr=sd, capsize=3)
+            axis.annotate(f"{mean:.1f}", (i, mean), ha="center", va="bottom", xytext=(0, 2), textcoords="offset points")
+        else:
+            axis.annotate("not measured", (i, 0), ha="center", va="bottom", rotation=90)
+        theirs = published.get(v)
+        if theirs is not None:
+            axis.plot([i - 0.4, i + 0.4], [theirs, theirs], color="#888888", linestyle="--", linewidth=1.2)
+    axis.plot([], [], color="#888888", linestyle="--", linewidth=1.2, label="paper")
+    axis.legend(frameon=False, loc="best")
+    names = [display(v) for v in results.part.variants]
+    axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("percent")
+    axis.set_title("overall")
+
+
+def _lines(axis: Any, results: Results, numbers: Ruler, means: Mapping[tuple[str, int], BySeed], title: str) -> None:
+    for i, v in enumerate(results.part.variants):
+        points = [(n, mean_sd(list(means[v, n].values()))) for n in numbers.lengths if means[v, n]]
+        axis.errorbar(
+            [n for n, _ in points],
+            [mean for _, (mean, _) in points],
+            yerr=[sd or 0.0 for _, (_, sd) in points],
+            color=COLOURS[i % len(COLOURS)],
+            marker=MARKERS[i % len(MARKERS)],
+            capsize=3,
+            label=display(v),
+        )
+    if numbers.lengths:
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(numbers.lengths, [str(n) for n in numbers.lengths])
+        axis.minorticks_off()
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("context, tokens")
+    axis.set_title(title)
+
+
+def training_curves(results: Results, folder: Path) -> tuple[Path, Path]:
+    """Training loss of every run, one panel per stage, from the local journals (resumed steps once)."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
+    for axis, stage in zip(axes, STAGES, strict=True):
+        for i, v in enumerate(results.part.variants):
+            for seed in results.part.seeds:
+                points = smooth(curve(results, v, seed, stage))
+                label = display(v) if seed == results.part.seeds[0] else None
+                axis.plot(
+                    *zip(*points, strict=True) if points else ((), ()), color=COLOURS[i % len(COLOURS)], label=label
+                )
+        axis.set_title(stage)
+        axis.set_xlabel("step")
+    axes[0].set_ylabel("loss, nats per token")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False)
+    figure.suptitle(f"{SCALE_LABELS[results.part.scale]}Training loss")
+    paths = save(figure, folder, "training")
+    plt.close(figure)
+    return paths
+
+
+def curve(results: Results, variant: str, seed: int, stage: str) -> list[tuple[int, float]]:
+    """(step, loss) of one run up to its last step; empty if the run or its journal is not there."""
+    run = results.train(variant, seed, stage)
+    if run is None:
+        return []
+    points = read_metrics(results.state / run.journal).get("loss", [])
+    return [(step, loss) for step, loss in points if step <= run.steps]
+
+
+def smooth(points: list[tuple[int, float]]) -> list[tuple[float, float]]:
+    """At most CURVE_POINTS points: means over equal windows."""
+    width = -(-len(points) // CURVE_POINTS) or 1
+    windows = [points[i : i + width] for i in range(0, len(points), width)]
+    return [(sum(s for s, _ in w) / len(w), sum(y for _, y in w) / len(w)) for w in windows]

@@ -1,0 +1,81 @@
+"""What a reader must know about a run before believing a number: budgets, skipped steps, generated data."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from iha.config import ModelStage
+from iha.report.collect import Results
+from iha.report.format import BENCHMARKS, display
+from iha.slices import MODEL_STAGES
+
+#: The solver matches budgets within this share, or within half a step.
+MATCHED = 1e-3
+
+
+def variant_notes(results: Results, variant: str, model: ModelStage) -> list[str]:
+    """Footnotes on a variant's row: compute away from the reference's; skipped steps or other data behind `model`."""
+    stages = tuple(dict.fromkeys(("pretrain", MODEL_STAGES[model])))
+    return [*_mismatch(results, variant), *_skipped(results, variant, stages), *_other_data(results, variant, stages)]
+
+
+def _mismatch(results: Results, variant: str) -> list[str]:
+    row = results.facts("flops").get("variants", {}).get(variant, {})
+    mismatch = float(row.get("mismatch", 0.0))
+    if abs(mismatch) <= MATCHED:
+        return []
+    reference = display(results.part.reference)
+    return [f"{display(variant)}: pretraining costs {mismatch:+.1%} FLOPs against {reference} (see the FLOP ledger)."]
+
+
+def _skipped(results: Results, variant: str, stages: tuple[str, ...]) -> list[str]:
+    parts = []
+    for seed, stage in product(results.part.seeds, stages):
+        run = results.train(variant, seed, stage)
+        if run is not None and run.skipped:
+            parts.append(f"seed {seed} {stage} {run.skipped} of {run.steps}")
+    if not parts:
+        return []
+    return [f"{display(variant)}: optimiser steps skipped as non-finite or spiking: {', '.join(parts)}."]
+
+
+def _other_data(results: Results, variant: str, stages: tuple[str, ...]) -> list[str]:
+    """Where the token streams of a variant and of the reference differ at a step at which both noted a digest."""
+    reference = results.part.reference
+    parts = []
+    for seed, stage in product(results.part.seeds, stages):
+        own, other = results.train(variant, seed, stage), results.train(reference, seed, stage)
+        if own and other and any(own.digests[at] != other.digests[at] for at in set(own.digests) & set(other.digests)):
+            parts.append(f"seed {seed} {stage}")
+    return (
+        [f"{display(variant)}: trained on other data than {display(reference)}: {', '.join(parts)}."] if parts else []
+    )
+
+
+def provenance_of_items(results: Results) -> str:
+    """One sentence naming what was generated or bundled instead of taken from the benchmark; empty if nothing was."""
+    tasks: dict[str, Any] = results.facts("items").get("tasks", {})
+    groups = {
+        source: [BENCHMARKS.get(t, t) for t, facts in sorted(tasks.items()) if facts["source"] == source]
+        for source in ("synthetic", "exemplar")
+    }
+    parts = []
+    if groups["synthetic"]:
+        parts.append(f"items of {', '.join(groups['synthetic'])} are generated from templates (synthetic)")
+    if groups["exemplar"]:
+        parts.append(
+            f"items of {', '.join(groups['exemplar'])} are the few-shot examples of the stock tasks (exemplar)"
+        )
+    sentence = "; ".join(parts)
+    return sentence[:1].upper() + sentence[1:] + "." if sentence else ""
+
+
+def contamination(results: Results) -> list[str]:
+    """What the data stages say about overlap between training text and evaluation items."""
+    found = []
+    for name in sorted(results.inputs):
+        share = results.facts(name).get("contamination")
+        if share is not None:
+            found.append(f"{name}: overlap of training text with evaluation items: {share}.")
+    return found

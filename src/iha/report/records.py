@@ -1,0 +1,102 @@
+"""Typed records between the stages of the report: scores as collected, cells as computed, grids as rendered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: Scores of one metric: (task, item) -> value.
+ItemScores = dict[tuple[str, str], float]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What was measured: on which checkpoint (base, long, sft), benchmark, metric; RULER adds task and length."""
+
+    model: str
+    benchmark: str
+    name: str
+    task: str = ""
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """One seed's value (a fraction, or nats for gold_nll) over `n` items; None: not measured, `note` says why."""
+
+    value: float | None
+    n: int
+    source: str
+    k: int | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainRun:
+    """One training stage of one (variant, seed), as its manifest tells. `digests`: step -> digest of all data up to it.
+
+    `journal`: its metrics, relative to the state folder.
+    """
+
+    steps: int
+    tokens: int
+    final_loss: float | None
+    flops: float | None
+    skipped: int
+    digests: dict[str, str]
+    journal: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell before formatting. `values`: one per seed in display units (percent, or nats)."""
+
+    values: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = ()
+    n: int | None = None
+    source: str | None = None
+    missing: str | None = None
+    paper: float | None = None
+    delta: float | None = None
+    p: float | None = None
+    bold: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over seeds, None if nothing was measured."""
+        return sum(self.values) / len(self.values) if self.values else None
+
+
+@dataclass(frozen=True)
+class Text:
+    """A formatted cell: the number, smaller lines below it, footnote marks."""
+
+    main: str
+    lines: tuple[str, ...] = ()
+    marks: tuple[int, ...] = ()
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A formatted table; every renderer draws this. The first column holds the row's name."""
+
+    name: str
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Text, ...], ...]
+    footnotes: tuple[str, ...] = ()
+
+
+@dataclass
+class Footnotes:
+    """Numbers footnotes in the order they are first used; equal texts share a number."""
+
+    texts: list[str] = field(default_factory=list)
+
+    def mark(self, *texts: str) -> tuple[int, ...]:
+        """Numbers of these footnotes, from 1."""
+        for text in texts:
+            if text not in self.texts:
+                self.texts.append(text)
+        return tuple(sorted({self.texts.index(text) + 1 for text in texts}))

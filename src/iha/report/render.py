@@ -1,0 +1,115 @@
+"""Grids as Markdown, CSV, LaTeX and HTML. Plain text in, nothing computed here."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+from collections.abc import Iterable
+
+from iha.report.records import Grid, Text
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "Δ": r"$\Delta$", "–": "--", "×": r"$\times$",
+    "<": r"$<$", ">": r"$>$",
+}  # fmt: skip
+
+
+def _marks(marks: Iterable[int]) -> str:
+    return ",".join(map(str, marks))
+
+
+def markdown(grids: Iterable[Grid]) -> str:
+    """GitHub Markdown: caption, table, footnotes, for each grid."""
+    return "\n".join(_markdown(grid) for grid in grids)
+
+
+def _markdown(grid: Grid) -> str:
+    def cell(text: Text) -> str:
+        main = f"**{text.main}**" if text.bold else text.main
+        mark = f" <sup>{_marks(text.marks)}</sup>" if text.marks else ""
+        return "<br>".join([main + mark, *text.lines]).replace("|", r"\|").replace("*<br>", r"\*<br>")
+
+    lines = [f"**{grid.caption}**", "", _bar(grid.header), _bar([":--", *["--:"] * (len(grid.header) - 1)])]
+    lines += [_bar([cell(text) for text in row]) for row in grid.rows]
+    lines += ["", *(f"{i}. {note}" for i, note in enumerate(grid.footnotes, 1)), ""]
+    return "\n".join(lines)
+
+
+def _bar(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def latex(grids: Iterable[Grid]) -> str:
+    """A `table` environment per grid; needs booktabs and makecell."""
+    return "\n".join(_latex(grid) for grid in grids)
+
+
+def tex_escape(text: str) -> str:
+    """Plain text for LaTeX."""
+    return re.sub("[" + re.escape("".join(_LATEX)) + "]", lambda m: _LATEX[m[0]], text)
+
+
+def _latex(grid: Grid) -> str:
+    def cell(text: Text) -> str:
+        main = rf"\textbf{{{tex_escape(text.main)}}}" if text.bold else tex_escape(text.main)
+        if text.marks:
+            main += rf"\textsuperscript{{{_marks(text.marks)}}}"
+        if not text.lines:
+            return main
+        small = [rf"{{\scriptsize {tex_escape(line)}}}" for line in text.lines]
+        return r"\makecell[r]{" + r"\\".join([main, *small]) + "}"
+
+    rows = [" & ".join(cell(text) for text in row) + r" \\" for row in grid.rows]
+    notes = [rf"{i}. {tex_escape(note)}\par" for i, note in enumerate(grid.footnotes, 1)]
+    return "\n".join(
+        [
+            r"\begin{table}[t]\centering\small",
+            rf"\caption{{{tex_escape(grid.caption)}}}\label{{tab:{grid.name.replace('_', '-')}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(grid.header) - 1)}}}",
+            r"\toprule",
+            " & ".join(rf"\makecell[b]{{{tex_escape(name)}}}" for name in grid.header) + r" \\",
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\par\smallskip\raggedright\scriptsize",
+            *notes,
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def html_table(grid: Grid) -> str:
+    """An accessible HTML table with its footnotes."""
+
+    def cell(text: Text, tag: str) -> str:
+        main = html.escape(text.main)
+        main = f"<strong>{main}</strong>" if text.bold else main
+        refs = ",".join(f'<a href="#{grid.name}-{m}">{m}</a>' for m in text.marks)
+        main += f"<sup>{refs}</sup>" if refs else ""
+        return f"{tag}{main}{''.join(f'<small>{html.escape(line)}</small>' for line in text.lines)}"
+
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in grid.header)
+    body = "".join(
+        f"<tr>{cell(row[0], '<th scope=row>')}</th>{''.join(cell(text, '<td>') + '</td>' for text in row[1:])}</tr>\n"
+        for row in grid.rows
+    )
+    notes = "".join(f'<li id="{grid.name}-{i}">{html.escape(n)}</li>' for i, n in enumerate(grid.footnotes, 1))
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{html.escape(grid.name)}"><table>'
+        f"<caption>{html.escape(grid.caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+        f"</div>\n<ol class=notes>{notes}</ol>\n"
+    )
+
+
+def csv_text(header: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:
+    """CSV with Unix line ends; None becomes an empty field."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return buffer.getvalue()

@@ -1,0 +1,109 @@
+"""What the run says in a few sentences, and where everything came from."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from iha.provenance import git_state
+from iha.report.collect import Results
+from iha.report.format import display
+from iha.report.notes import MATCHED, contamination, provenance_of_items
+from iha.report.ruler import Ruler
+from iha.report.stats import LEVEL
+from iha.report.tables import PaperTableReport
+
+PACKAGES = ("torch", "transformers", "tokenizers", "lm-eval", "datasets", "snakemake", "mlflow", "numpy")
+WARNINGS = {
+    "smoke": "These models are small enough to train on a laptop in minutes. They show that the whole path works, from "
+    "text to tables; their scores say nothing about the paper's claims.",
+    "ladder": "These models are smaller than the paper's; read differences, not absolute scores.",
+    "paper": "",
+}
+
+
+def story(results: Results, tables: tuple[PaperTableReport, ...], numbers: Ruler) -> list[str]:
+    """Paragraphs for the top of the page; every number in them is computed."""
+    part = results.part
+    names = ", ".join(display(v) for v in part.variants)
+    what = (
+        f"{len(part.variants)} attention variants ({names}) in one decoder, trained on the same text in the same order "
+        f"with {len(part.seeds)} seed{'s' if len(part.seeds) > 1 else ''} each: pretraining, then extension to long "
+        f"contexts (RULER) and supervised fine-tuning (Table 1). {_budget(results)}"
+    )
+    found = [_ranking(table) for table in tables] + [_ruler(numbers)]
+    return [p for p in (WARNINGS[part.scale], what, " ".join(f for f in found if f), _significance(tables)) if p]
+
+
+def _budget(results: Results) -> str:
+    rows = results.facts("flops").get("variants", {})
+    worst = max((abs(float(row.get("mismatch", 0.0))) for row in rows.values()), default=None)
+    if worst is None:
+        return ""
+    if worst <= MATCHED:
+        return "All variants spend the same FLOPs on pretraining, to within 0.1 %."
+    return f"Pretraining FLOPs differ from the reference's by up to {worst:.1%}."
+
+
+def _ranking(table: PaperTableReport) -> str:
+    if not table.ranks:
+        return ""
+    best = min(table.ranks.values())
+    leaders = " and ".join(display(v) for v, rank in table.ranks.items() if rank == best)
+    return f"Best average rank in {table.name.replace('table', 'Table ')}: {leaders} ({best:.1f})."
+
+
+def _ruler(numbers: Ruler) -> str:
+    means = {v: sum(x.values()) / len(x) for v, x in numbers.overall.items() if x}
+    ordered = sorted(means, key=lambda v: -means[v])
+    if not ordered:
+        return ""
+    return f"RULER overall: {', '.join(f'{display(v)} {means[v]:.1f}' for v in ordered)}."
+
+
+def _significance(tables: tuple[PaperTableReport, ...]) -> str:
+    tested = [c.p for t in tables for row in t.main.cells.values() for c in row if c.p is not None]
+    if not tested:
+        return "No difference to the reference could be tested."
+    hits = sum(p < LEVEL for p in tested)
+    return f"{hits} of {len(tested)} differences to the reference in Tables 1 and 2 are significant at {LEVEL}."
+
+
+def provenance(results: Results) -> dict[str, str]:
+    """Versions, commit, data, items, tokenizer, parents."""
+    git = git_state(Path(__file__).parent)
+    found = {
+        "experiment": results.part.experiment,
+        "commit": f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}",
+        "python": platform.python_version(),
+        "packages": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
+    }
+    tokenizer = results.facts("tokenizer")
+    if tokenizer:
+        found["tokenizer"] = (
+            f"{tokenizer.get('kind')}, {tokenizer.get('vocab_size')} entries, {tokenizer.get('sha256')}"
+        )
+    for name, manifest in results.inputs.items():
+        if name.startswith("data:"):
+            found[f"text of {name[5:]}"] = _corpus(manifest.slice, manifest.facts)
+    for task, facts in sorted(results.facts("items").get("tasks", {}).items()):
+        found[f"items of {task}"] = f"{facts['source']}, {facts['n']} items, {facts.get('origin')}, {facts['sha256']}"
+    found["generated"] = provenance_of_items(results)
+    found["contamination"] = " ".join(contamination(results))
+    return {name: text for name, text in found.items() if text}
+
+
+def _corpus(part: dict[str, Any], facts: dict[str, Any]) -> str:
+    sources = part.get("data", {}).get("sources", [])
+    names = "; ".join(" ".join(f"{k}={json.dumps(v)}" for k, v in s.items() if v not in (None, 1.0)) for s in sources)
+    return f"{names}; sha256 {facts.get('corpus_sha256', 'unknown')}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

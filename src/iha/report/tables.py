@@ -1,0 +1,114 @@
+"""Tables 1 and 2 as grids: ours, the difference to the reference, the paper's value, and the footnotes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iha.report.cells import Block, build
+from iha.report.collect import Results
+from iha.report.columns import TABLE1, TABLE2, Column, companions, resolved
+from iha.report.format import MISSING, SCALE_LABELS, display, mean_text, signed
+from iha.report.notes import provenance_of_items, variant_notes
+from iha.report.paper import PaperTable, paper
+from iha.report.records import Cell, Footnotes, Grid, Text
+from iha.report.stats import LEVEL, average_ranks
+
+READING = (
+    "Cells: mean over training seeds (± sample SD, ddof 1, from two seeds on); Δ: difference to {reference}, * if "
+    f"significant at {LEVEL} (sign-flip test over paired items and, from two seeds on, t-test over seeds; Holm over "
+    "the table); bold: best of its column and significantly better than each other variant; paper: the published value."
+)
+TITLES = {
+    "table1": "Table 1. Reasoning and code after supervised fine-tuning, percent.",
+    "table2": "Table 2. Base models after pretraining, percent.",
+}
+
+
+@dataclass(frozen=True)
+class PaperTableReport:
+    """One of the paper's tables: the numbers, and the two grids that show them."""
+
+    name: str
+    main: Block
+    companion: Block
+    ranks: dict[str, float]
+    grids: tuple[Grid, Grid]
+
+
+def paper_tables(results: Results) -> tuple[PaperTableReport, PaperTableReport]:
+    """Tables 1 and 2."""
+    published = paper()
+    return (
+        _table(results, "table1", TABLE1, published.table1),
+        _table(results, "table2", TABLE2, published.table2),
+    )
+
+
+def _table(results: Results, name: str, columns: tuple[Column, ...], published: PaperTable) -> PaperTableReport:
+    columns = resolved(columns, results)
+    main, companion = build(results, columns, published), build(results, companions(columns))
+    means = [{v: main.cells[v][i].mean for v in results.part.variants} for i in range(len(columns))]
+    ranks = average_ranks(means)
+    grids = (_main_grid(results, name, main, ranks, published), _companion_grid(results, name, companion))
+    return PaperTableReport(name, main, companion, ranks, grids)
+
+
+def caption(results: Results, title: str) -> str:
+    """A title with the label of the scale in front and what was generated behind it."""
+    part = results.part
+    seeds = f"{len(part.seeds)} training seed{'s' if len(part.seeds) > 1 else ''}"
+    budget = "equal compute per variant" if part.match == "flops" else "equal steps per variant"
+    parts = [SCALE_LABELS[part.scale] + title, f"{seeds.capitalize()}, {budget}.", provenance_of_items(results)]
+    return " ".join(p for p in parts if p)
+
+
+def _main_grid(results: Results, name: str, block: Block, ranks: dict[str, float], published: PaperTable) -> Grid:
+    notes = Footnotes()
+    rows = [_items_row(block)]
+    for v in results.part.variants:
+        rank = published.value("avg_rank", v)
+        cells = [_text(c, column, notes) for c, column in zip(block.cells[v], block.columns, strict=True)]
+        average = Text(f"{ranks[v]:.1f}" if v in ranks else MISSING, () if rank is None else (f"paper {rank:.1f}",))
+        rows.append(
+            (Text(display(v), marks=notes.mark(*variant_notes(results, v, block.columns[0].model))), *cells, average)
+        )
+    reading = READING.format(reference=display(results.part.reference))
+    general = [*published.notes, *(f"Measured twice, first kept: {text}." for text in results.clashes)]
+    header = ("variant", *(c.label for c in block.columns), "avg rank")
+    return Grid(name, caption(results, TITLES[name]), header, tuple(rows), (*notes.texts, reading, *general))
+
+
+def _companion_grid(results: Results, name: str, block: Block) -> Grid:
+    notes = Footnotes()
+    rows = [_items_row(block)[:-1]]
+    for v in results.part.variants:
+        cells = [_text(c, column, notes) for c, column in zip(block.cells[v], block.columns, strict=True)]
+        rows.append((Text(display(v)), *cells))
+    title = "Continuous companions: loss (nats per token, lower is better) and token accuracy of the gold answers."
+    header = ("variant", *(c.label for c in block.columns))
+    return Grid(f"{name}_companion", caption(results, title), header, tuple(rows), tuple(notes.texts))
+
+
+def _items_row(block: Block) -> tuple[Text, ...]:
+    """Number and source of each column's items (the smallest number where variants differ)."""
+    texts = []
+    for i in range(len(block.columns)):
+        cells = [row[i] for row in block.cells.values() if row[i].n is not None]
+        sources = sorted({c.source for c in cells if c.source})
+        texts.append(Text(f"{min(c.n or 0 for c in cells)} {', '.join(sources)}" if cells else MISSING))
+    return (Text("items"), *texts, Text(""))
+
+
+def _text(cell: Cell, column: Column, notes: Footnotes) -> Text:
+    if cell.missing is not None:
+        return Text(MISSING, tuple(_paper_line(cell, column)), notes.mark(cell.missing))
+    lines = []
+    if cell.delta is not None:
+        star = "*" if cell.p is not None and cell.p < LEVEL else ""
+        lines.append(f"Δ {signed(cell.delta, column.decimals)}{star}")
+    lines += _paper_line(cell, column)
+    return Text(mean_text(cell.values, column.decimals), tuple(lines), notes.mark(*cell.notes), cell.bold)
+
+
+def _paper_line(cell: Cell, column: Column) -> list[str]:
+    return [] if cell.paper is None else [f"paper {cell.paper:.{column.decimals}f}"]
