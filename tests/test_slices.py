@@ -121,6 +121,13 @@ def test_snk_02_a_key_reaches_its_stages_only(key):
         assert differ == stages
 
 
+def test_a_tokenizer_that_exists_does_not_depend_on_the_corpus():
+    hub = {"kind": "hub", "name": "x", "vocab_size": 512}
+    one = parse_config(changed(tokenizer=hub))
+    two = parse_config(changed(tokenizer=hub, data__pretrain__max_tokens=90_000))
+    assert dag.tokenizer_slice(one) == dag.tokenizer_slice(two)
+
+
 def test_a_new_variant_or_seed_leaves_the_others_alone():
     variants = [{"name": k, "attention": {"kind": k}} for k in KINDS]
     more = {"name": "iha_p4", "attention": {"kind": "iha", "pseudo_heads": 4}}

@@ -24,7 +24,8 @@ from iha.slices import (
 
 def tokenizer_slice(config: Config) -> TokenizerSlice:
     """The tokenizer depends on the corpus only if it is trained here."""
-    return TokenizerSlice(tokenizer=config.tokenizer, corpus=config.data.pretrain)
+    trained = config.tokenizer.kind == "bpe"
+    return TokenizerSlice(tokenizer=config.tokenizer, corpus=config.data.pretrain if trained else None)
 
 
 def tokenise_slice(config: Config, split: TrainStage) -> TokeniseSlice:

@@ -32,7 +32,7 @@ class TokenizerSlice(Frozen):
     """Slice of the tokenizer stage."""
 
     tokenizer: TokenizerConfig
-    corpus: SplitConfig = Field(description="text a BPE is trained on")
+    corpus: SplitConfig | None = Field(description="text a BPE is trained on; null for a tokenizer that exists")
 
 
 class TokeniseSlice(Frozen):

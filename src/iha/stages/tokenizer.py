@@ -10,14 +10,14 @@ from iha.stages.common import Context, Made, run
 def body(part: TokenizerSlice, context: Context) -> Made:
     """Train or convert the tokenizer into ``state/tokenizer``."""
     folder = context.state / "tokenizer"
-    tokenizer = tokenizer_build.build(part.tokenizer, corpus.texts(part.corpus), folder)
+    tokenizer = tokenizer_build.build(part.tokenizer, corpus.texts(part.corpus) if part.corpus else (), folder)
     facts = {
         "kind": part.tokenizer.kind,
         "vocab_size": tokenizer.vocab_size,
         "sha256": tokenizer.sha256,
         "fast": tokenizer.fast,
         "control": tokenizer.control,
-        "packages": corpus.describe(part.corpus) if part.tokenizer.kind == "bpe" else {},
+        "packages": corpus.describe(part.corpus) if part.corpus else {},
     }
     return Made(files={path.name: context.entry(path) for path in tokenizer_build.files(tokenizer)}, facts=facts)
 

@@ -76,8 +76,6 @@ class AttentionSpec(BaseModel):
     kind: str
     #: ``module:Class`` of the torch implementation, imported only when a model is built.
     module: ClassVar[str]
-    #: Names (last component) of parameters that weight decay must not touch (spec 2.7, TRN-11).
-    no_decay: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

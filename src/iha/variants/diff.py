@@ -12,7 +12,6 @@ class DiffSpec(AttentionSpec):
 
     kind: Literal["diff"]
     module: ClassVar[str] = "iha.attention.diff:DifferentialAttention"
-    no_decay: ClassVar[tuple[str, ...]] = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
     def problems(self, geometry: Geometry) -> list[str]:
         """Heads are halved, so their number must be even."""

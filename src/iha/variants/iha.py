@@ -20,7 +20,6 @@ class IhaSpec(AttentionSpec):
 
     kind: Literal["iha"]
     module: ClassVar[str] = "iha.attention.iha:InterleavedHeadAttention"
-    no_decay: ClassVar[tuple[str, ...]] = ("alpha_q", "alpha_k", "alpha_v", "collapse")
 
     pseudo_heads: int = 2
     mask: Literal["flat", "token"] = "flat"

@@ -12,7 +12,6 @@ class TalkingHeadsSpec(AttentionSpec):
 
     kind: Literal["talking_heads"]
     module: ClassVar[str] = "iha.attention.talking_heads:TalkingHeadsAttention"
-    no_decay: ClassVar[tuple[str, ...]] = ("pre_mix", "post_mix")
 
     def params(self, geometry: Geometry, layer: int) -> int:
         """Projections and the two H x H mixes."""
