@@ -71,8 +71,8 @@ def _docstrings(path: Path) -> Iterator[str]:
         return
     for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text and len(text) >= MIN_CHARS:
+            text = (ast.get_docstring(node) or "").strip()
+            if len(text) >= MIN_CHARS:
                 yield text
 
 
