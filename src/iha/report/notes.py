@@ -8,7 +8,7 @@ from typing import Any
 from iha.config import ModelStage
 from iha.report.collect import Results
 from iha.report.format import BENCHMARKS, display
-from iha.slices import MODEL_STAGES
+from iha.slices import MODEL_STAGES, SPLITS
 
 #: The solver matches budgets within this share, or within half a step.
 MATCHED = 1e-3
@@ -53,29 +53,38 @@ def _other_data(results: Results, variant: str, stages: tuple[str, ...]) -> list
     )
 
 
-def provenance_of_items(results: Results) -> str:
-    """One sentence naming what was generated or bundled instead of taken from the benchmark; empty if nothing was."""
+def generated(results: Results) -> str:
+    """Sentences naming what was generated or bundled instead of taken from the benchmark; empty if nothing was."""
     tasks: dict[str, Any] = results.facts("items").get("tasks", {})
     groups = {
-        source: [BENCHMARKS.get(t, t) for t, facts in sorted(tasks.items()) if facts["source"] == source]
+        source: ", ".join(BENCHMARKS.get(t, t) for t, facts in sorted(tasks.items()) if facts["source"] == source)
         for source in ("synthetic", "exemplar")
     }
-    parts = []
+    sentences = []
     if groups["synthetic"]:
-        parts.append(f"items of {', '.join(groups['synthetic'])} are generated from templates (synthetic)")
+        sentences.append(f"Items of {groups['synthetic']} are generated from templates (synthetic).")
     if groups["exemplar"]:
-        parts.append(
-            f"items of {', '.join(groups['exemplar'])} are the few-shot examples of the stock tasks (exemplar)"
-        )
-    sentence = "; ".join(parts)
-    return sentence[:1].upper() + sentence[1:] + "." if sentence else ""
+        sentences.append(f"Items of {groups['exemplar']} are the stock tasks' own examples (exemplar).")
+    if "templates" in source_kinds(results, "sft"):
+        sentences.append("Fine-tuning conversations are generated from templates.")
+    return " ".join(sentences)
+
+
+def source_kinds(results: Results, split: str) -> list[str]:
+    """Kinds of the corpora a split was made of."""
+    manifest = results.inputs.get(f"data:{split}")
+    return [source["kind"] for source in manifest.slice["data"]["sources"]] if manifest else []
 
 
 def contamination(results: Results) -> list[str]:
-    """What the data stages say about overlap between training text and evaluation items."""
+    """How many evaluation items were met in the training text of each split, or that nobody looked."""
     found = []
-    for name in sorted(results.inputs):
-        share = results.facts(name).get("contamination")
-        if share is not None:
-            found.append(f"{name}: overlap of training text with evaluation items: {share}.")
-    return found
+    for split in SPLITS:
+        facts = results.facts(f"contamination:{split}") or results.facts(f"data:{split}").get("contamination")
+        if facts:
+            met = len({hit["item"] for hit in facts["hits"]})
+            found.append(
+                f"Contamination, {split}: {met} of {facts['checked']} items share {facts['n_words']} words in a row "
+                f"with the training text; {facts['too_short']} are too short to be looked for."
+            )
+    return found or ["Contamination: the training text was not searched for evaluation items."]

@@ -11,7 +11,8 @@ from iha.evals.scores import mean_present, suite_mean
 from iha.report.collect import Results
 from iha.report.format import MISSING, display, mean_text, signed
 from iha.report.paper import paper
-from iha.report.records import Footnotes, Grid, Metric, Text
+from iha.report.records import Footnotes, Grid, ItemScores, Metric, Text
+from iha.report.stats import LEVEL, holm, paired_p
 from iha.report.tables import caption
 
 #: Lengths of the overall mean where all of them were run [spec 11]; otherwise every length.
@@ -23,7 +24,7 @@ BySeed = dict[int, float]
 
 @dataclass(frozen=True)
 class Ruler:
-    """Percent by variant (and length) and seed; a missing seed is absent."""
+    """Percent by variant (and length) and seed; a missing seed is absent. `p`: overall against the reference, Holm."""
 
     lengths: tuple[int, ...]
     tasks: dict[int, tuple[str, ...]]
@@ -31,6 +32,7 @@ class Ruler:
     by_length: dict[tuple[str, int], BySeed]
     multikey: dict[tuple[str, int], BySeed]
     overall: dict[str, BySeed]
+    p: dict[str, float]
 
 
 def ruler(results: Results) -> Ruler:
@@ -47,7 +49,8 @@ def ruler(results: Results) -> Ruler:
     keyed = {n: tuple(t for t in tasks[n] if t.startswith("niah_multikey")) for n in lengths}
     multikey = {(v, n): _means(results, v, n, keyed[n]) for v in variants for n in lengths}
     overall = {v: _overall([by_length[v, n] for n in over], results.part.seeds) for v in variants}
-    return Ruler(lengths, tasks, over, by_length, multikey, overall)
+    p = _p_values(results, {n: tasks[n] for n in over}, {v for v in variants if overall[v]})
+    return Ruler(lengths, tasks, over, by_length, multikey, overall, p)
 
 
 def _means(results: Results, variant: str, length: int, tasks: tuple[str, ...]) -> BySeed:
@@ -73,13 +76,28 @@ def _overall(by_length: list[BySeed], seeds: tuple[int, ...]) -> BySeed:
     return found
 
 
+def _p_values(results: Results, tasks: dict[int, tuple[str, ...]], variants: set[str]) -> dict[str, float]:
+    """Paired tests of the overall mean against the reference, over items of all tasks and lengths."""
+    reference = results.part.reference
+    if reference not in variants:
+        return {}
+    items = {v: {s: _items(results, v, s, tasks) for s in results.part.seeds} for v in variants}
+    found = {v: paired_p(items[v], items[reference]) for v in variants if v != reference}
+    return holm({v: p for v, p in found.items() if p is not None})
+
+
+def _items(results: Results, variant: str, seed: int, tasks: dict[int, tuple[str, ...]]) -> ItemScores:
+    scores = results.item_scores(variant, seed, "long")
+    wanted = [Metric("long", "ruler", METRIC, task, length) for length, names in tasks.items() for task in names]
+    return {(task, f"{m.length}/{item}"): x for m in wanted for (task, item), x in scores.get(m, {}).items()}
+
+
 def ruler_grid(results: Results, numbers: Ruler) -> Grid:
     """Overall, per length, and multi-key per length with the relative gain over the reference."""
     notes, reference = Footnotes(), results.part.reference
     rows = []
     for v in results.part.variants:
-        published = paper().ruler_overall.get(v)
-        cells = [_cell(numbers.overall[v], () if published is None else (f"paper {published:.1f}",), notes)]
+        cells = [_cell(numbers.overall[v], _overall_lines(numbers, v, reference), notes)]
         cells += [_cell(numbers.by_length[v, n], (), notes) for n in numbers.lengths]
         cells += [_cell(numbers.multikey[v, n], _gain(numbers, v, reference, n), notes) for n in numbers.lengths]
         rows.append((Text(display(v)), *cells))
@@ -89,7 +107,8 @@ def ruler_grid(results: Results, numbers: Ruler) -> Grid:
         *(f"{n} tokens" for n in numbers.lengths),
         *(f"multi-key {n}" for n in numbers.lengths),
     )
-    return Grid("figure2", figure_caption(results, numbers), header, tuple(rows), (*notes.texts, *_notes(numbers)))
+    footnotes = (*notes.texts, *_notes(results, numbers))
+    return Grid("figure2", figure_caption(results, numbers), header, tuple(rows), footnotes)
 
 
 def figure_caption(results: Results, numbers: Ruler) -> str:
@@ -98,13 +117,32 @@ def figure_caption(results: Results, numbers: Ruler) -> str:
     return caption(results, f"Figure 2. RULER after context extension, percent; overall: mean over {over} tokens.")
 
 
-def _notes(numbers: Ruler) -> list[str]:
+def _notes(results: Results, numbers: Ruler) -> list[str]:
     counts = sorted({len(t) for t in numbers.tasks.values()})
     tasks = sorted({t for names in numbers.tasks.values() for t in names})
-    own = f"Means over {' or '.join(map(str, counts))} tasks ({', '.join(tasks)}); RULER has 13." if counts else ""
+    ruled = {m: by for m, by in results.scores.items() if m.benchmark == "ruler" and m.name == METRIC}
+    scores = [score for by in ruled.values() for score in by.values() if score.value is not None]
+    own = ""
+    if scores:
+        sources = " and ".join(sorted({score.source for score in scores}))
+        own = (
+            f"Means over {' or '.join(map(str, counts))} of RULER's 13 tasks ({', '.join(tasks)}), "
+            f"{min(score.n for score in scores)} items per task and length, {sources}; score: share of the wanted "
+            "strings found in the answer."
+        )
     gains = ", ".join(f"{gain:+.0f}% at {n}" for n, gain in paper().multikey_gain.items())
     theirs = f"Gain: multi-key mean relative to the reference; the paper gives IHA {gains} relative to Global."
-    return [text for text in (own, theirs, *paper().figure_notes) if text]
+    stars = f"Δ: difference to {display(results.part.reference)}, * if significant at {LEVEL} as in Tables 1 and 2."
+    return [text for text in (own, stars, theirs, *paper().figure_notes) if text]
+
+
+def _overall_lines(numbers: Ruler, variant: str, reference: str) -> tuple[str, ...]:
+    own, base, published = numbers.overall[variant], numbers.overall[reference], paper().ruler_overall.get(variant)
+    lines = []
+    if variant != reference and own and base:
+        gap = sum(own.values()) / len(own) - sum(base.values()) / len(base)
+        lines.append(f"Δ {signed(gap, 1)}{'*' if numbers.p.get(variant, 1.0) < LEVEL else ''}")
+    return (*lines, *(() if published is None else (f"paper {published:.1f}",)))
 
 
 def _cell(values: BySeed, lines: tuple[str, ...], notes: Footnotes) -> Text:

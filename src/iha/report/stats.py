@@ -14,7 +14,8 @@ LEVEL = 0.05
 
 def ranks(values: Mapping[str, float | None], lower_is_better: bool = False) -> dict[str, float]:
     """Rank 1 is best; ties share the mean of their places; a missing value has no rank and takes none."""
-    present = {name: -value if lower_is_better else value for name, value in values.items() if value is not None}
+    sign = -1 if lower_is_better else 1
+    present = {name: sign * round(value, 9) for name, value in values.items() if value is not None}
     return {
         name: 1 + sum(v > value for v in present.values()) + (sum(v == value for v in present.values()) - 1) / 2
         for name, value in present.items()

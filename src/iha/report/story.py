@@ -11,7 +11,7 @@ from typing import Any
 from iha.provenance import git_state
 from iha.report.collect import Results
 from iha.report.format import display
-from iha.report.notes import MATCHED, contamination, provenance_of_items
+from iha.report.notes import MATCHED, contamination, generated
 from iha.report.ruler import Ruler
 from iha.report.stats import LEVEL
 from iha.report.tables import PaperTableReport
@@ -91,7 +91,7 @@ def provenance(results: Results) -> dict[str, str]:
             found[f"text of {name[5:]}"] = _corpus(manifest.slice, manifest.facts)
     for task, facts in sorted(results.facts("items").get("tasks", {}).items()):
         found[f"items of {task}"] = f"{facts['source']}, {facts['n']} items, {facts.get('origin')}, {facts['sha256']}"
-    found["generated"] = provenance_of_items(results)
+    found["generated"] = generated(results)
     found["contamination"] = " ".join(contamination(results))
     return {name: text for name, text in found.items() if text}
 

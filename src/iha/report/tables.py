@@ -8,7 +8,7 @@ from iha.report.cells import Block, build
 from iha.report.collect import Results
 from iha.report.columns import TABLE1, TABLE2, Column, companions, resolved
 from iha.report.format import MISSING, SCALE_LABELS, display, mean_text, signed
-from iha.report.notes import provenance_of_items, variant_notes
+from iha.report.notes import contamination, generated, variant_notes
 from iha.report.paper import PaperTable, paper
 from iha.report.records import Cell, Footnotes, Grid, Text
 from iha.report.stats import LEVEL, average_ranks
@@ -53,29 +53,28 @@ def _table(results: Results, name: str, columns: tuple[Column, ...], published: 
     return PaperTableReport(name, main, companion, ranks, grids)
 
 
-def caption(results: Results, title: str) -> str:
-    """A title with the label of the scale in front and what was generated behind it."""
+def caption(results: Results, title: str, detail: str = "") -> str:
+    """A title with the label of the scale in front; seeds, budget and `detail` behind."""
     part = results.part
     seeds = f"{len(part.seeds)} training seed{'s' if len(part.seeds) > 1 else ''}"
     budget = "equal compute per variant" if part.match == "flops" else "equal steps per variant"
-    parts = [SCALE_LABELS[part.scale] + title, f"{seeds.capitalize()}, {budget}.", provenance_of_items(results)]
-    return " ".join(p for p in parts if p)
+    return f"{SCALE_LABELS[part.scale]}{title} {seeds}, {budget}. {detail}".strip()
 
 
-def _main_grid(results: Results, name: str, block: Block, ranks: dict[str, float], published: PaperTable) -> Grid:
+def _main_grid(results: Results, table: str, block: Block, ranks: dict[str, float], published: PaperTable) -> Grid:
     notes = Footnotes()
     rows = [_items_row(block)]
     for v in results.part.variants:
         rank = published.value("avg_rank", v)
         cells = [_text(c, column, notes) for c, column in zip(block.cells[v], block.columns, strict=True)]
         average = Text(f"{ranks[v]:.1f}" if v in ranks else MISSING, () if rank is None else (f"paper {rank:.1f}",))
-        rows.append(
-            (Text(display(v), marks=notes.mark(*variant_notes(results, v, block.columns[0].model))), *cells, average)
-        )
+        name = Text(display(v), marks=notes.mark(*variant_notes(results, v, block.columns[0].model)))
+        rows.append((name, *cells, average))
     reading = READING.format(reference=display(results.part.reference))
-    general = [*published.notes, *(f"Measured twice, first kept: {text}." for text in results.clashes)]
+    clashes = [f"Measured twice, first kept: {text}." for text in results.clashes]
+    footnotes = (*notes.texts, reading, *contamination(results), *clashes, *published.notes)
     header = ("variant", *(c.label for c in block.columns), "avg rank")
-    return Grid(name, caption(results, TITLES[name]), header, tuple(rows), (*notes.texts, reading, *general))
+    return Grid(table, caption(results, TITLES[table], generated(results)), header, tuple(rows), footnotes)
 
 
 def _companion_grid(results: Results, name: str, block: Block) -> Grid:
@@ -86,7 +85,8 @@ def _companion_grid(results: Results, name: str, block: Block) -> Grid:
         rows.append((Text(display(v)), *cells))
     title = "Continuous companions: loss (nats per token, lower is better) and token accuracy of the gold answers."
     header = ("variant", *(c.label for c in block.columns))
-    return Grid(f"{name}_companion", caption(results, title), header, tuple(rows), tuple(notes.texts))
+    title = caption(results, title, generated(results))
+    return Grid(f"{name}_companion", title, header, tuple(rows), tuple(notes.texts))
 
 
 def _items_row(block: Block) -> tuple[Text, ...]:

@@ -1,0 +1,190 @@
+"""Tables 1 and 2 from manifests: values, missing cells, footnotes, bold print."""
+
+from __future__ import annotations
+
+import pytest
+from reports import World, manifest, row, whole
+
+from iha.report.cells import build
+from iha.report.columns import TABLE1, TABLE2, resolved
+from iha.report.export import cells_csv
+from iha.report.format import MISSING
+from iha.report.paper import paper
+from iha.report.render import markdown
+from iha.report.tables import paper_tables
+
+
+def grid(world: World, table: int = 0):
+    return paper_tables(world.results)[table].grids[0]
+
+
+def cell(world: World, variant: str, column: str, table: int = 0):
+    found = grid(world, table)
+    names = [r[0].main for r in found.rows]
+    return found.rows[names.index(variant)][found.header.index(column)]
+
+
+def footnotes(world: World, text) -> str:
+    notes = grid(world).footnotes
+    return " ".join(notes[m - 1] for m in text.marks)
+
+
+def test_a_cell_shows_ours_the_difference_and_the_papers(tmp_path):
+    world = whole(tmp_path)
+    text = cell(world, "IHA", "GSM8K P@1")
+    assert (text.main, text.lines) == ("100.0", ("Δ +100.0", "paper 34.3"))
+    assert cell(world, "Global", "GSM8K P@1").main == "0.0", "a zero is a zero"
+    assert cell(world, "Global", "GSM8K P@1").lines == ("paper 29.5",)
+    assert cell(world, "items", "GSM8K P@1").main == "4 synthetic"
+    assert cell(world, "items", "HumanEval P@1", 1).main == "4 real"
+    assert cell(world, "IHA", "avg rank").main == "1.0"
+
+
+def test_every_published_value_of_both_tables_is_shown(tmp_path):
+    world = whole(tmp_path)
+    for at, (columns, published) in enumerate(((TABLE1, paper().table1), (TABLE2, paper().table2))):
+        block = build(world.results, resolved(columns, world.results), published)
+        for variant, cells in block.cells.items():
+            assert [c.paper for c in cells] == [published.value(c.paper, variant) for c in block.columns]
+        shown = [line for r in grid(world, at).rows for text in r for line in text.lines if line.startswith("paper")]
+        given = [v for column in published.values.values() for v in column.values() if v is not None]
+        assert sorted(float(line.split()[1]) for line in shown) == sorted(given)
+
+
+@pytest.mark.parametrize(
+    ("scale", "label"), [("smoke", "SMOKE RUN – not a reproduction"), ("ladder", "LADDER RUN"), ("paper", "Table 1.")]
+)
+def test_captions_start_with_the_scale(tmp_path, scale, label):
+    world = whole(tmp_path, scale=scale)
+    assert grid(world).caption.startswith(label)
+    assert "GSM8K, MATH-500, MBPP are generated from templates" in grid(world).caption
+    assert "1 training seed," in grid(world).caption
+
+
+def test_missing_cells_say_why(tmp_path):
+    world = whole(tmp_path)
+    facts = world.inputs["eval:iha:1:reasoning:sft"].facts
+    facts["rows"] = [r for r in facts["rows"] if r["benchmark"] != "gsm8k"]
+    for r in facts["rows"]:
+        if r["metric"] == "p10":
+            r.update(value=None, note="needs 10 answers per question, has 5")
+    gone = cell(world, "IHA", "GSM8K P@1")
+    assert (gone.main, gone.lines) == (MISSING, ("paper 34.3",))
+    assert "not evaluated for IHA" in footnotes(world, gone)
+    short = cell(world, "IHA", "MBPP P@10")
+    assert short.main == MISSING
+    assert "needs 10 answers per question, has 5" in footnotes(world, short)
+    for name in list(world.inputs):
+        if name.endswith(":sft") and name.startswith("eval:"):
+            del world.inputs[name]
+    assert "no suite of this experiment runs it" in footnotes(world, cell(world, "IHA", "GSM8K P@1"))
+    assert cell(world, "IHA", "avg rank").main == MISSING
+
+
+def test_missing_seeds_are_named_and_not_imputed(tmp_path):
+    world = whole(tmp_path, seeds=(1, 2, 3))
+    del world.inputs["eval:iha:2:reasoning:sft"]
+    text = cell(world, "IHA", "GSM8K P@1")
+    assert text.main == "100.00 ± 0.00"
+    assert "seeds 2 are missing" in footnotes(world, text)
+    assert "missing" not in footnotes(world, cell(world, "Diff", "GSM8K P@1"))
+
+
+def test_bold_and_star_only_with_significance(tmp_path):
+    world = whole(tmp_path, variants=("global", "iha"))
+    assert not any(text.bold for r in grid(world).rows for text in r), "four items prove nothing"
+    for variant, right in (("global", 0.0), ("iha", 1.0)):
+        rows = [row("gsm8k", "p1", right, n=40)]
+        world.evaluate(variant, 1, "reasoning", "sft", rows, {("gsm8k", "p1"): [right] * 40})
+    best = cell(world, "IHA", "GSM8K P@1")
+    assert best.bold
+    assert "Δ +100.0*" in best.lines
+    assert not cell(world, "Global", "GSM8K P@1").bold
+    for path in tmp_path.rglob("*.samples.jsonl.gz"):
+        path.unlink()
+    assert not cell(world, "IHA", "GSM8K P@1").bold, "without samples nothing is significant"
+
+
+def test_lower_loss_is_better_in_the_companion_block(tmp_path):
+    world = whole(tmp_path, variants=("global", "iha"))
+    for variant, loss in (("global", 3.0), ("iha", 2.0)):
+        rows = [row("gsm8k", "gold_nll", loss, n=40)]
+        world.evaluate(variant, 1, "reasoning", "sft", rows, {("gsm8k", "gold_nll"): [loss] * 40})
+    companion = paper_tables(world.results)[0].grids[1]
+    at = companion.header.index("GSM8K gold NLL")
+    found = {r[0].main: r[at] for r in companion.rows}
+    assert (found["IHA"].main, found["IHA"].bold, found["Global"].bold) == ("2.000", True, False)
+
+
+def test_footnotes_on_compute_skipped_steps_and_other_data(tmp_path):
+    world = whole(tmp_path, match="tokens")
+    world.ledger({"iha": 0.0421, "diff": 0.0004})
+    world.train("iha", 1, "sft", skipped=3)
+    world.train("diff", 1, "pretrain", digests={"2": "aa", "4": "xx"})
+    world.train("diff", 1, "extend", skipped=9)
+    assert "IHA: pretraining costs +4.2% FLOPs against Global" in footnotes(world, cell(world, "IHA", "variant"))
+    assert "skipped as non-finite or spiking: seed 1 sft 3 of 4" in footnotes(world, cell(world, "IHA", "variant"))
+    diff = footnotes(world, cell(world, "Diff", "variant"))
+    assert diff == "Diff: trained on other data than Global: seed 1 pretrain.", "extension is not behind table 1"
+    assert "equal steps per variant" in grid(world).caption
+
+
+def test_footnotes_on_truncation_and_long_prompts(tmp_path):
+    world = whole(tmp_path, variants=("global", "iha"))
+    for variant, share in (("global", 0.04), ("iha", 0.06)):
+        rows = [row("gsm8k", "p1", 0.5), row("gsm8k", "truncated", share), row("gsm8k", "gold_nll", 1.0)]
+        world.evaluate(variant, 1, "reasoning", "sft", [*rows, row("gsm8k", "over_context", share)])
+    notes = footnotes(world, cell(world, "IHA", "GSM8K P@1"))
+    assert "answers stop at the generation limit and are graded as they stand: IHA 6%" in notes
+    assert "prompts are longer than the context the model was trained at: Global 4%, IHA 6%" in notes
+    assert "generation limit" not in footnotes(world, cell(world, "Global", "GSM8K P@1"))
+    companion = " ".join(paper_tables(world.results)[0].grids[1].footnotes)
+    assert "generation limit" not in companion
+    assert "longer than the context" in companion
+
+
+def test_contamination_is_printed_or_said_to_be_unknown(tmp_path):
+    world = whole(tmp_path)
+    assert any("not searched" in note for note in grid(world).footnotes)
+    hits = [{"item": "gsm8k/1"}, {"item": "gsm8k/1"}, {"item": "mbpp/2"}]
+    facts = {"checked": 30, "too_short": 2, "hits": hits, "n_words": 13}
+    world.inputs["contamination:pretrain"] = manifest("contamination", facts)
+    assert any("pretrain: 2 of 30 items share 13 words" in note for note in grid(world).footnotes)
+
+
+def test_majority_heading_names_our_k_and_the_papers(tmp_path):
+    world = whole(tmp_path)
+    for name, found in world.inputs.items():
+        if name.startswith("eval:") and name.endswith(":sft"):
+            for r in found.facts["rows"]:
+                r["metric"] = r["metric"].replace("maj16", "maj4")
+    assert grid(world).header[2] == "GSM8K Maj@4 (paper: Maj@16)"
+
+
+def test_a_metric_measured_twice_is_said_to_be(tmp_path):
+    world = whole(tmp_path)
+    world.evaluate("iha", 1, "again", "sft", [row("gsm8k", "p1", 0.0)])
+    assert cell(world, "IHA", "GSM8K P@1").main == "100.0"
+    assert any("Measured twice" in note and "again" in note for note in grid(world).footnotes)
+
+
+def test_an_own_variant_has_no_published_value(tmp_path):
+    world = whole(tmp_path, variants=("global", "iha_p4"))
+    assert cell(world, "iha_p4", "GSM8K P@1").lines == ("Δ +25.0",)
+
+
+def test_csv_holds_every_cell_unrounded(tmp_path):
+    world = whole(tmp_path, seeds=(1, 2))
+    lines = cells_csv(world.results, paper_tables(world.results)[0]).splitlines()
+    found = [dict(zip(lines[0].split(","), line.split(","), strict=False)) for line in lines[1:]]
+    (iha,) = [r for r in found if (r["variant"], r["benchmark"], r["metric"]) == ("iha", "gsm8k", "gold_nll")]
+    assert (float(iha["mean"]), iha["seeds"], iha["n_items"], iha["unit"]) == (pytest.approx(2.615), "1 2", "4", "nats")
+    assert float(iha["sample_sd"]) == pytest.approx(0.0070710678)
+    assert len(found) == 5 * (6 + 6 + 1)
+
+
+def test_markdown_escapes_stars_and_bars(tmp_path):
+    text = markdown([grid(whole(tmp_path))])
+    assert text.startswith("**SMOKE RUN")
+    widths = {line.count(" | ") for line in text.splitlines() if line.startswith("| ")}
+    assert widths == {7}
