@@ -83,7 +83,9 @@ def test_attention_ratios_of_the_specification(attention, n_layers, ratio):
 
 
 def test_forward_flops_of_the_papers_model():
-    row = ledger(ledger_slice(PAPER))["variants"]["global"]["flops_per_token"]
+    whole = ledger(ledger_slice(PAPER))["variants"]["global"]
+    row = whole["flops_per_token"]
+    assert whole["train_flops"]["pretrain"] == pytest.approx(240_000 * 128 * 8192 * row["train"])
     assert row["attention"] / 1e9 == pytest.approx(1.09, abs=0.005)
     assert row["head"] / 1e9 == pytest.approx(0.66, abs=0.005)
     assert row["projections"] + row["mlp"] == 2 * 2_061_762_560

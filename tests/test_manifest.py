@@ -69,6 +69,15 @@ def test_snk_06_a_killed_write_never_has_the_final_name(tmp_path):
     assert (tmp_path / "train.bin").read_text() == "whole"
 
 
+def test_a_reader_of_the_old_file_is_not_disturbed(tmp_path):
+    final = tmp_path / "m.json"
+    write_json(final, {"a": 1})
+    with final.open() as reader:
+        write_json(final, {"a": 2})
+        assert json.load(reader) == {"a": 1}
+    assert json.loads(final.read_text()) == {"a": 2}
+
+
 def test_write_json_refuses_what_json_cannot_hold(tmp_path):
     with pytest.raises(TypeError):
         write_json(tmp_path / "x.json", {"a": {1, 2}})
