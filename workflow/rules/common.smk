@@ -53,6 +53,18 @@ onstart:
     claim(Path(".snakemake"))
 
 
+# Short stages leave their runs in journals; the head carries them to MLflow, whose absence stops nothing.
+SYNC = f"{PYTHON} -m iha.tracking.sync {STATE} --tracking {CFG.runtime.tracking_uri} || true"
+
+
+onsuccess:
+    shell(SYNC)
+
+
+onerror:
+    shell(SYNC)
+
+
 def command(stage):
     """Shell line of a stage: its slice and code are rerun keys (params), where it runs is not."""
     return (
@@ -70,9 +82,11 @@ def code(stage, variant=None):
 
 
 def named(wildcards, input):
-    """Parent manifests as NAME=PATH."""
+    """Parent manifests as NAME=PATH (`items_`: Snakemake keeps the name `items` for itself)."""
     return " ".join(
-        f"{name}={path}" for name, path in input.items() if name != "tracking"
+        f"{name.rstrip('_')}={path}"
+        for name, path in input.items()
+        if name not in {"tracking", "flops"}
     )
 
 

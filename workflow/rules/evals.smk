@@ -4,7 +4,7 @@
 rule ruler:
     input:
         tokenizer=f"{OUT}/data/tokenizer.json",
-        items=f"{OUT}/data/items.json",
+        items_=f"{OUT}/data/items.json",
     output:
         f"{OUT}/ruler/{{length}}.json",
     log:
@@ -28,7 +28,7 @@ def eval_inputs(w):
     return {
         "model": run_manifest(MODEL_STAGES[w.model], w.variant, w.seed),
         "tokenizer": f"{OUT}/data/tokenizer.json",
-        "items": f"{OUT}/data/items.json",
+        "items_": f"{OUT}/data/items.json",
         **{f"ruler_{n}": f"{OUT}/ruler/{n}.json" for n in lengths},
     }
 
