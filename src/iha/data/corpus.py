@@ -59,34 +59,37 @@ def documents(source: Source, seed: int = 0, form: Form = "text", tally: Tally |
         )
 
 
-def mixed(split: SplitConfig, seed: int = 0, form: Form = "text") -> Iterator[tuple[Document, Tally]]:
-    """The sources of a split interleaved by weight, with the running tally of all of them.
+class Mixed:
+    """The sources of a split interleaved by weight.
 
     The next document comes from the source that is furthest behind its share; a source that ends drops out.
     """
-    tallies = [Tally() for _ in split.sources]
-    streams = {
-        i: documents(source, seed, form, tally)
-        for i, (source, tally) in enumerate(zip(split.sources, tallies, strict=True))
-    }
-    drawn = dict.fromkeys(streams, 0)
-    while streams:
-        i = min(streams, key=lambda k: ((drawn[k] + 1) / split.sources[k].weight, k))
-        drawn[i] += 1
-        document = next(streams[i], None)
-        if document is None:
-            del streams[i]
-            continue
-        yield document, _sum(tallies)
 
+    def __init__(self, split: SplitConfig, seed: int = 0, form: Form = "text") -> None:
+        self._sources = split.sources
+        self._tallies = [Tally() for _ in split.sources]
+        self._streams = {i: documents(s, seed, form, self._tallies[i]) for i, s in enumerate(split.sources)}
 
-def _sum(tallies: list[Tally]) -> Tally:
-    return Tally(*(sum(getattr(t, name) for t in tallies) for name in ("documents", "empty", "broken")))
+    def __iter__(self) -> Iterator[Document]:
+        streams = self._streams
+        drawn = dict.fromkeys(streams, 0)
+        while streams:
+            i = min(streams, key=lambda k: ((drawn[k] + 1) / self._sources[k].weight, k))
+            drawn[i] += 1
+            document = next(streams[i], None)
+            if document is None:
+                del streams[i]
+            else:
+                yield document
+
+    def tally(self) -> Tally:
+        """What was met in all sources so far."""
+        return Tally(*(sum(getattr(t, name) for t in self._tallies) for name in ("documents", "empty", "broken")))
 
 
 def texts(split: SplitConfig, seed: int = 0) -> Iterator[str]:
     """The mixed stream as plain texts."""
-    return (document for document, _ in mixed(split, seed) if isinstance(document, str))
+    return (document for document in Mixed(split, seed) if isinstance(document, str))
 
 
 def describe(split: SplitConfig) -> dict[str, str]:

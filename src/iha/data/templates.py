@@ -104,8 +104,8 @@ def _math(problem: str, step: str, answer: str, subject: str, level: int, reason
 def _simplify(v: Operands, _: random.Random) -> Item:
     a, b, k = v
     problem = rf"Simplify $\frac{{{a * k}}}{{{b * k}}}$."
-    thought = f"Both have {k * gcd(a, b)}."
-    return _math(problem, f"Divide both by {k * gcd(a, b)}: ", _fraction(a, b), "Prealgebra", 1, thought)
+    thought = f"Both are multiples of {k}."
+    return _math(problem, f"Divide both by {k}: ", _fraction(a, b), "Prealgebra", 1, thought)
 
 
 def _add_fractions(v: Operands, _: random.Random) -> Item:
@@ -159,7 +159,7 @@ def _first(v: Operands, r: random.Random) -> Item:
 def _scale_shift(v: Operands, r: random.Random) -> Item:
     a, b = v
     tests = [(str(n), str(n * a + b)) for n in r.sample(range(10), 3)]
-    text = f"Write a function to multiply a number by {a} and add {b}."
+    text = f"Write a function to add {b} to {a} times a number."
     return _mbpp(text, "line(n)", f"n * {a} + {b}", tests, f"n times {a}, then add {b}.")
 
 
@@ -172,7 +172,7 @@ TEMPLATES: dict[str, tuple[Template, ...]] = {
         Template("trade", lambda: _digits(3, lambda a, b, c: c < a + b, high=6), _trade),
     ),
     "math500": (
-        Template("simplify", lambda: _digits(3, lambda a, b, k: a < b and k > 1), _simplify),
+        Template("simplify", lambda: _digits(3, lambda a, b, k: a < b and k > 1 and gcd(a, b) == 1), _simplify),
         Template("add_fractions", lambda: _digits(3, lambda a, b, d: a + b < d), _add_fractions),
         Template("solve", lambda: _digits(2), _solve),
     ),

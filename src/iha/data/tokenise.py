@@ -7,6 +7,7 @@ corpus, and a shard appears under its final name when it is complete (TOK-05). S
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ def build(part: TokeniseSlice, tokenizer: Tokenizer, state: Path, workers: int) 
     counts = Counts()
     digest = hashlib.sha256()
     with closing(Crew(job, workers)) as crew:
-        documents = _documents(crew.run(batches(reader)), digest, part.data.max_tokens)
+        documents = _documents(crew.run(batches(reader)), reader, digest, part.data.max_tokens)
         pieces = _pack(documents, part, tokenizer, counts) if part.seq_len else _plain(documents, part, counts)
         shards, files = _write(pieces, part, state, counts)
     if not shards:
@@ -95,16 +96,25 @@ def build(part: TokeniseSlice, tokenizer: Tokenizer, state: Path, workers: int) 
 
 
 class _Reader:
-    """The corpus, and the tally up to the document last read."""
+    """The corpus; `tally` runs up to the document last used, not to the one last read ahead for the workers."""
 
     def __init__(self, part: TokeniseSlice) -> None:
-        self._part = part
+        self._mixed = corpus.Mixed(part.data, form="chat" if part.seq_len else "text")
+        self._ahead: deque[Tally] = deque()
         self.tally = Tally()
 
     def __iter__(self) -> Iterator[Document]:
-        for document, tally in corpus.mixed(self._part.data, form="chat" if self._part.seq_len else "text"):
-            self.tally = tally
+        for document in self._mixed:
+            self._ahead.append(self._mixed.tally())
             yield document
+
+    def used(self) -> None:
+        """The next document went into the store."""
+        self.tally = self._ahead.popleft()
+
+    def ended(self) -> None:
+        """All were used: what follows the last one counts too."""
+        self.tally = self._mixed.tally()
 
 
 @dataclass(frozen=True)
@@ -114,12 +124,13 @@ class _Document:
     cut: bool
 
 
-def _documents(encoded: Iterator[Encoded], digest: Any, max_tokens: int | None) -> Iterator[_Document]:
+def _documents(encoded: Iterator[Encoded], reader: _Reader, digest: Any, max_tokens: int | None) -> Iterator[_Document]:
     """Single documents, until there are enough tokens."""
     total = 0
     for batch in encoded:
         start = 0
         for i, length in enumerate(batch.lengths):
+            reader.used()
             digest.update(batch.digests[i])
             mask = batch.mask[start : start + length] if batch.mask is not None else None
             yield _Document(batch.ids[start : start + length], mask, bool(batch.cut and batch.cut[i]))
@@ -127,6 +138,7 @@ def _documents(encoded: Iterator[Encoded], digest: Any, max_tokens: int | None) 
             total += length
             if max_tokens is not None and total >= max_tokens:
                 return
+    reader.ended()
 
 
 def _plain(documents: Iterator[_Document], part: TokeniseSlice, counts: Counts) -> Iterator[Piece]:
