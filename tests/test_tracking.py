@@ -236,6 +236,11 @@ def test_another_config_is_another_run(tmp_path):
     ]  # fmt: skip
     assert read_metrics(jsonl)["loss"] == [(7, 3.0)]
     assert read_run(jsonl).params == {"lr": 0.2}
+    uids = [read_run(p).uid for p in tmp_path.glob("metrics*.jsonl")]
+    assert len(set(uids)) == 3, "three runs in MLflow too"
+    last = read_run(jsonl)
+    start(jsonl, params={"lr": 0.2}).finish()
+    assert read_run(jsonl) == last, "a resumed run is the same run"
 
 
 def test_a_torn_line_costs_that_line_only(tmp_path):

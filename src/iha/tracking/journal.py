@@ -14,6 +14,7 @@ import json
 import logging
 import math
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,7 @@ HUGE = 1e308
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Who a run is: what it is found by (key, config) and what it carries (params, tags)."""
+    """Who a run is: what it is found by (key, uid) and what it carries (params, tags)."""
 
     experiment: str
     variant: str | None
@@ -37,6 +38,7 @@ class RunInfo:
     stage: str
     params: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    uid: str = field(default_factory=lambda: secrets.token_hex(6))
 
     @property
     def group(self) -> str | None:

@@ -73,7 +73,7 @@ class Replay:
         parent = find_or_create(self._client, home, info.experiment, CONTAINER, None)
         if info.group is not None:
             parent = find_or_create(self._client, home, info.group, CONTAINER, parent)
-        self.run_id = find_or_create(self._client, home, info.key, info.config, parent)
+        self.run_id = find_or_create(self._client, home, info.key, info.uid, parent)
         if self._state.get("run_id") != self.run_id:
             self._state = {"uri": self._uri, "offset": 0, "run_id": self.run_id}
         self._describe(info)

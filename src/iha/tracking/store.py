@@ -18,7 +18,7 @@ from iha.errors import ConfigError, DataError
 from iha.tracking.journal import decode, unique_steps
 
 SQLITE = "sqlite:///"
-#: `iha.config` of runs that only hold others.
+#: `iha.run` of runs that only hold others.
 CONTAINER = "container"
 
 
@@ -98,23 +98,23 @@ def _prepare(client: Any, experiment: str, artifacts: Path | None, groups: Itera
     return str(experiment_id)
 
 
-def find_or_create(client: Any, experiment_id: str, key: str, config: str, parent: str | None) -> str:
+def find_or_create(client: Any, experiment_id: str, key: str, uid: str, parent: str | None) -> str:
     """Id of the run with these tags. Two processes that make it at once agree on the older one."""
-    found = _find(client, experiment_id, key, config)
+    found = _find(client, experiment_id, key, uid)
     if found:
         return found[0]
-    tags = {"iha.key": key, "iha.config": config, "mlflow.runName": key}
+    tags = {"iha.key": key, "iha.run": uid, "mlflow.runName": key}
     if parent is not None:
         tags["mlflow.parentRunId"] = parent
     made = str(client.create_run(experiment_id, tags=tags).info.run_id)
-    winner = _find(client, experiment_id, key, config)[0]
+    winner = _find(client, experiment_id, key, uid)[0]
     if winner != made:
         client.delete_run(made)
     return winner
 
 
-def _find(client: Any, experiment_id: str, key: str, config: str) -> list[str]:
-    query = f"tags.`iha.key` = '{key}' and tags.`iha.config` = '{config}'"
+def _find(client: Any, experiment_id: str, key: str, uid: str) -> list[str]:
+    query = f"tags.`iha.key` = '{key}' and tags.`iha.run` = '{uid}'"
     runs = client.search_runs([experiment_id], filter_string=query)
     return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 

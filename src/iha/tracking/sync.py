@@ -75,7 +75,7 @@ def close_containers(client: Any, experiment: str) -> None:
     home = client.get_experiment_by_name(experiment)
     runs = client.search_runs([home.experiment_id], max_results=50_000)
     status = {run.info.run_id: run.info.status for run in runs}
-    boxes = [run for run in runs if run.data.tags.get("iha.config") == CONTAINER]
+    boxes = [run for run in runs if run.data.tags.get("iha.run") == CONTAINER]
     for box in sorted(boxes, key=lambda run: "mlflow.parentRunId" not in run.data.tags):
         inside = {status[r.info.run_id] for r in runs if r.data.tags.get("mlflow.parentRunId") == box.info.run_id}
         worst = next((s for s in ("FAILED", "KILLED", "RUNNING") if s in inside), "FINISHED")

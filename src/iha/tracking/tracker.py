@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -72,7 +73,9 @@ class Tracker:
             tags={"git.commit": str(git["commit"]), "git.dirty": str(git["dirty"]).lower(), **(tags or {})},
         )
         before = read_run(jsonl)
-        if jsonl.exists() and not (resume and before and (before.key, before.config) == (info.key, info.config)):
+        if resume and before and (before.key, before.config) == (info.key, info.config):
+            info = replace(info, uid=before.uid)
+        elif jsonl.exists():
             _move_aside(jsonl)
         if uri.startswith("sqlite:") and "SLURM_JOB_ID" in os.environ:
             live_after = math.inf  # a database file on a shared file system has one writer: sync
