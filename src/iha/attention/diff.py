@@ -56,7 +56,7 @@ class DifferentialAttention(Attention[DiffSpec]):
     def forward(self, x: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:
         """Attention of x (B, N, D)."""
         d = self.head_dim
-        qk, v = torch.split(self.qkv(x), (2 * self.heads * d, self.heads * d), dim=-1)
+        qk, v = torch.split(self.qkv(x), [2 * self.heads * d, self.heads * d], dim=-1)
         q, k = rotate(self.heads_of(qk), frame.rotations[1]).chunk(2, dim=2)
         maps = self.attend(q, k, self.heads_of(v, 2 * d), frame, cache)
         difference = maps[:, :, 0::2] - self.weight().to(maps.dtype) * maps[:, :, 1::2]

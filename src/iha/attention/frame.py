@@ -35,6 +35,7 @@ class Frame:
         self.pad = pad
         self.documents = documents
         self.device = device
+        self._masks: dict[tuple[int, int, int | None, bool], Mask] = {}
         self.rotations: dict[int, Rotation] = {p: self._rotation(rope, p) for p in per_token}
 
     def _rotation(self, rope: Rope, per_token: int) -> Rotation:
@@ -47,7 +48,16 @@ class Frame:
         return rope.gather(positions, start + length)
 
     def mask(self, n_keys: int, *, per_token: int = 1, window: int | None = None, token_causal: bool = False) -> Mask:
-        """Mask of this pass's queries over the last `n_keys` virtual keys; `window` in tokens."""
+        """Mask of this pass's queries over the last `n_keys` virtual keys; `window` in tokens.
+
+        Layers that see alike share one, and what it has prepared.
+        """
+        key = (n_keys, per_token, window, token_causal)
+        if key not in self._masks:
+            self._masks[key] = self._mask(*key)
+        return self._masks[key]
+
+    def _mask(self, n_keys: int, per_token: int, window: int | None, token_causal: bool) -> Mask:
         return Mask(
             n_queries=self.length * per_token,
             n_keys=n_keys,

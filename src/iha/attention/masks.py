@@ -6,7 +6,8 @@ always the last `n_queries` of the `n_keys` keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ class Mask:
     first: int = 0
     pad: Tensor | None = None
     documents: Tensor | None = None
+    _step_bias: list[Tensor | None] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def offset(self) -> int:
@@ -52,12 +54,17 @@ class Mask:
         """Whether every key is also a query."""
         return self.n_queries == self.n_keys
 
+    @property
+    def plain(self) -> bool:
+        """Whether this is the ordinary causal mask of a whole sequence, which kernels know by a flag."""
+        return self.square and self.group == 1 and not self.windowed and not self.ragged
+
     def keys_of(self, start: int, stop: int) -> tuple[int, int]:
         """Smallest key range that holds every key of queries start .. stop - 1."""
         low, high = self.offset + start, self.offset + stop
-        first = 0 if self.window is None else max(0, low - self.window + 1)
-        high = -(-high // self.group) * self.group
-        return first // self.group * self.group, min(high, self.n_keys)
+        group = self.group
+        first = 0 if self.window is None else max(0, low // group - self.window // group + 1)
+        return first * group, min(-(-high // group) * group, self.n_keys)
 
     def dense(self, device: torch.device, queries: tuple[int, int] | None = None) -> Tensor:
         """Boolean (1 or B, 1, queries, keys): True where seen; with `queries`, that block over `keys_of` it.
@@ -78,6 +85,22 @@ class Mask:
             seen = seen & (of_q[:, None, :, None] == of_k[:, None, None, :])
         return seen
 
+    def bias(self, like: Tensor) -> Tensor:
+        """The whole mask as 0 and minus infinity, in type and device of `like`."""
+        return additive(self.dense(like.device), like.dtype)
+
+    def step_bias(self, like: Tensor) -> Tensor | None:
+        """Bias of all queries over `keys_of` them; None if all are seen. Made once per mask, for many layers."""
+        if self.ragged:
+            if not self._step_bias:
+                self._step_bias.append(additive(self.dense(like.device, (0, self.n_queries)), like.dtype))
+            return self._step_bias[0]
+        if self.n_queries <= self.group:
+            return None
+        low, high = self.keys_of(0, self.n_queries)
+        band = Mask(self.n_queries, high - low, self.window, self.group)
+        return _band_bias(band, like.device, like.dtype)
+
     def _causal(self, q: Tensor, k: Tensor) -> Tensor:
         if self.group > 1:
             q, k = q // self.group, k // self.group
@@ -85,6 +108,13 @@ class Mask:
         if self.window is not None:
             seen = seen & (q - k < self.window // self.group)
         return seen
+
+
+@lru_cache(maxsize=64)
+def _band_bias(mask: Mask, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A windowed decode step has the same bias each time; kept an ordinary tensor also under inference mode."""
+    with torch.inference_mode(False):
+        return additive(mask.dense(device)[0, 0], dtype)
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:

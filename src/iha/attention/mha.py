@@ -18,6 +18,6 @@ class MultiHeadAttention(Attention[AttentionSpec]):
     def forward(self, x: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:
         """Attention of x (B, N, D)."""
         qkv = self.heads_of(self.qkv(x))
-        qk, v = torch.split(qkv, (2 * self.heads, self.heads), dim=2)
+        qk, v = torch.split(qkv, [2 * self.heads, self.heads], dim=2)
         q, k = rotate(qk, frame.rotations[1]).chunk(2, dim=2)
         return self.project(self.attend(q, k, v, frame, cache), x)

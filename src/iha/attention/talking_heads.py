@@ -38,7 +38,7 @@ class TalkingHeadsAttention(Attention[TalkingHeadsSpec]):
     def forward(self, x: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:
         """Attention of x (B, N, D)."""
         qkv = self.heads_of(self.qkv(x))
-        qk, v = torch.split(qkv, (2 * self.heads, self.heads), dim=2)
+        qk, v = torch.split(qkv, [2 * self.heads, self.heads], dim=2)
         q, k = rotate(qk, frame.rotations[1]).chunk(2, dim=2)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:

@@ -2,20 +2,68 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
+import torch.nn.functional as F
 from torch import Tensor
 
-from iha.attention.kernels import reference, sdpa
+from iha.attention.kernels import banded, flash_cpu, merged, reference, sdpa
 from iha.attention.masks import Mask
 
+log = logging.getLogger("iha")
+
 BACKENDS = ("auto", "reference", "sdpa", "banded", "flex", "flash")
+
+#: Up to this many queries on more keys, a decode step: one small bias, no kernel's set-up.
+FEW_QUERIES = 16
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, backend: str = "auto") -> Tensor:
     """Causal attention of (B, H, queries, d) on (B, H, keys, d) keys and (B, Hv, keys, dv) values.
 
+    Hv divides H (consecutive heads share a value); dv may exceed d.
+
     Returns:
         (B, H, queries, dv).
     """
     if backend == "reference":
-        return reference.attend_masked(q, k, v, mask, scale)
-    return sdpa.attend(q, k, v, mask, scale)
+        return reference.attend(q, k, v, mask.bias(q), scale)
+    if mask.n_queries < mask.n_keys and mask.n_queries <= FEW_QUERIES:
+        return _few(q, k, v, mask, scale)
+    width = v.shape[-1]
+    if width > q.shape[-1]:
+        q, k = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k))
+    if v.shape[1] != q.shape[1]:
+        v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    return KERNELS[choose(q.device.type, backend)](q, k, v, mask, scale)
+
+
+@cache
+def choose(device: str, backend: str) -> str:
+    """The kernel family for a device type, logged once."""
+    chosen = backend
+    if backend == "auto":
+        chosen = "banded" if device == "cpu" and flash_cpu.available() else "sdpa"
+    log.info("attention kernels on %s: %s", device, chosen)
+    return chosen
+
+
+def _few(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    """A decode step: only the keys in reach, and a bias only if one of them is hidden."""
+    low, high = mask.keys_of(0, mask.n_queries)
+    k, v, bias = k[:, :, low:high], v[:, :, low:high], mask.step_bias(q)
+    if v.shape[1:] != k.shape[1:]:
+        return reference.attend(q, k, v, bias, scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+
+
+def _banded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    if mask.plain or not flash_cpu.available():
+        return sdpa.attend(q, k, v, mask, scale)
+    if mask.square and not mask.windowed and not mask.ragged:
+        return merged.attend(q, k, v, mask.group, scale)
+    return banded.attend(q, k, v, mask, scale)
+
+
+KERNELS = {"sdpa": sdpa.attend, "banded": _banded}
