@@ -8,7 +8,7 @@ from attention_oracle import rows_apart, softmax_attention, visible
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iha.attention.kernels import attend, banded
+from iha.attention.kernels import attend, banded, dispatch
 from iha.attention.masks import Mask
 
 CASES = st.fixed_dictionaries(

@@ -133,7 +133,7 @@ class _Tiled(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
         for tile in ctx.plan:

@@ -18,6 +18,9 @@ BACKENDS = ("auto", "reference", "sdpa", "banded", "flex", "flash")
 #: Up to this many queries on more keys, a decode step: one small bias, no kernel's set-up.
 FEW_QUERIES = 16
 
+#: Virtual tokens from which merging by log-sum-exp beats one call with a small Boolean mask (measured on a CPU).
+MERGE_FROM = 1024
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, backend: str = "auto") -> Tensor:
     """Causal attention of (B, H, queries, d) on (B, H, keys, d) keys and (B, Hv, keys, dv) values.
@@ -62,6 +65,8 @@ def _banded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
     if mask.plain or not flash_cpu.available():
         return sdpa.attend(q, k, v, mask, scale)
     if mask.square and not mask.windowed and not mask.ragged:
+        if mask.n_keys < MERGE_FROM:
+            return sdpa.attend(q, k, v, mask, scale)
         return merged.attend(q, k, v, mask.group, scale)
     return banded.attend(q, k, v, mask, scale)
 
