@@ -22,6 +22,7 @@ from iha.tracking.replay import Replay
 from iha.tracking.store import check_uri, client_for, prepare_store, read_history
 from iha.tracking.sync import sync
 
+pytestmark = pytest.mark.xdist_group("mlflow")  # one import of MLflow, one database
 AWAY = "http://127.0.0.1:9"
 
 
