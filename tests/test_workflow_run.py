@@ -59,21 +59,48 @@ def test_snk_03_touching_a_small_manifest_reruns_nothing(finished):
     assert planned(snakemake(finished, "-n")) == {}
 
 
+def test_snk_07_a_deleted_manifest_is_made_again(finished):
+    path = finished / "results" / "micro" / "data" / "items.json"
+    text = path.read_text()
+    path.unlink()
+    assert planned(snakemake(finished, "-n")).get("items") == 1
+    path.write_text(text)
+
+
+def test_snk_06_a_half_shard_is_refused_also_without_snakemakes_own_records(finished, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy, ignore=shutil.ignore_patterns(".snakemake", "src-*"))
+    (shard, *_) = sorted((copy / "state" / "micro").rglob("*/pretrain/*.bin")) or sorted(copy.rglob("*pretrain*.bin"))
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    shutil.rmtree(copy / "state/micro/runs/global/seed1/pretrain")
+    target = "results/micro/runs/global/seed1/pretrain.json"
+    (copy / target).unlink()
+    done = snakemake(copy, target, check=False)
+    assert done.returncode != 0
+    log = (copy / "results/micro/logs/pretrain-global-seed1.log").read_text()
+    assert shard.name in log
+    assert "Traceback" not in log
+    assert not (copy / target).exists()
+
+
 EVERYTHING_TRAINED = TRAINING | {"evaluate", "report"}
 KEYS = {
-    "pretrain__lr": (1e-3, EVERYTHING_TRAINED | {"flops"}),
-    "pretrain__warmup_steps": (3, EVERYTHING_TRAINED | {"flops"}),
-    "extend__lr": (2e-4, {"extend", "evaluate", "report", "flops", "pretrain", "sft"}),
+    "pretrain__lr": (1e-3, EVERYTHING_TRAINED),
+    "pretrain__warmup_steps": (3, EVERYTHING_TRAINED),
+    "pretrain__steps": (14, EVERYTHING_TRAINED | {"flops"}),
+    "extend__lr": (2e-4, {"extend", "evaluate", "report"}),
+    "extend__steps": (3, {"flops", "extend", "evaluate", "report"}),
+    "sft__lr": (2e-5, {"sft", "evaluate", "report"}),
     "model__ffn_dim": (96, EVERYTHING_TRAINED | {"flops"}),
     "engine__loss_chunk": (128, EVERYTHING_TRAINED),
-    "tokenizer__train_bytes": (150000, EVERYTHING_TRAINED | {"tokenizer", "tokenise", "ruler"}),
-    "data__sft__max_tokens": (9000, {"tokenise", "sft", "evaluate", "report"}),
-    "data__extend__max_tokens": (19000, {"tokenise", "extend", "evaluate", "report"}),
-    "evals__limit": (1, {"items", "ruler", "evaluate", "report"}),
+    "tokenizer__train_bytes": (150000, EVERYTHING_TRAINED | {"tokenizer", "tokenise", "contamination", "ruler"}),
+    "data__sft__max_tokens": (9000, {"tokenise", "contamination", "sft", "evaluate", "report"}),
+    "data__extend__max_tokens": (19000, {"tokenise", "contamination", "extend", "evaluate", "report"}),
+    "evals__limit": (1, {"items", "contamination", "ruler", "evaluate", "report"}),
     "evals__samples": (3, {"evaluate", "report"}),
     "evals__temperature": (0.7, {"evaluate", "report"}),
     "evals__ruler_samples": (1, {"ruler", "evaluate", "report"}),
-    "match": ("tokens", EVERYTHING_TRAINED | {"flops"}),
+    "match": ("tokens", {"flops", "report"}),
     "scale": ("ladder", {"report"}),
     "runtime__workers": (1, set()),
     "runtime__threads": (2, set()),

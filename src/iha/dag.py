@@ -9,6 +9,7 @@ from iha.flops import matched_steps
 from iha.slices import (
     SPLITS,
     Budget,
+    ContaminationSlice,
     EvalSlice,
     ItemsSlice,
     LedgerSlice,
@@ -34,6 +35,11 @@ def tokenise_slice(config: Config, split: TrainStage) -> TokeniseSlice:
     return TokeniseSlice(
         split=split, data=getattr(config.data, split), shard_tokens=config.data.shard_tokens, seq_len=seq_len
     )
+
+
+def contamination_slice(split: TrainStage) -> ContaminationSlice:
+    """Slice of the search for evaluation items in `split`: all it needs are its inputs."""
+    return ContaminationSlice(split=split)
 
 
 def _budget(recipe: Recipe) -> Budget:

@@ -44,6 +44,12 @@ class TokeniseSlice(Frozen):
     seq_len: int = Field(description="SFT conversations are packed to it; 0: a plain split")
 
 
+class ContaminationSlice(Frozen):
+    """Slice of the search for evaluation items in one split's training text."""
+
+    split: TrainStage
+
+
 class Budget(Frozen):
     """What of a recipe costs compute: nothing else of it may reach the ledger."""
 

@@ -93,3 +93,26 @@ rule items:
         code=code("items"),
     shell:
         command("items")
+
+
+rule contamination:
+    input:
+        store=f"{OUT}/data/{{split}}.json",
+        tokenizer=f"{OUT}/data/tokenizer.json",
+        items_=f"{OUT}/data/items.json",
+    output:
+        f"{OUT}/contamination/{{split}}.json",
+    log:
+        f"{OUT}/logs/contamination-{{split}}.log",
+    benchmark:
+        f"{OUT}/benchmarks/contamination-{{split}}.tsv"
+    threads: CFG.runtime.workers
+    resources:
+        mem_mb=8000,
+        runtime=1440,
+    params:
+        inputs=named,
+        slice=lambda w: dag.dump(dag.contamination_slice(w.split)),
+        code=code("contamination"),
+    shell:
+        command("contamination")

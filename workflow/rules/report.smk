@@ -5,6 +5,10 @@ REPORT_INPUTS = {
     "items": f"{OUT}/data/items.json",
     "tokenizer": f"{OUT}/data/tokenizer.json",
     **{f"data:{split}": f"{OUT}/data/{split}.json" for split in SPLITS},
+    **{
+        f"contamination:{split}": f"{OUT}/contamination/{split}.json"
+        for split in SPLITS
+    },
     **{f"ruler:{n}": f"{OUT}/ruler/{n}.json" for n in dag.ruler_lengths(CFG)},
     **{
         f"train:{variant}:{seed}:{stage}": run_manifest(stage, variant, seed)

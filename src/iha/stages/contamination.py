@@ -1,0 +1,42 @@
+"""Stage contamination: which evaluation items stand in the training text of a split. Stops nothing; the report says."""
+
+from __future__ import annotations
+
+import json
+
+from iha.data import contamination
+from iha.data.store import TokenStore
+from iha.data.tokenizer import Tokenizer
+from iha.manifest import Manifest
+from iha.slices import ContaminationSlice
+from iha.stages.common import Context, Made, run
+
+#: The column of each benchmark that holds the question.
+QUESTION = {"gsm8k": "question", "math500": "problem", "mbpp": "text", "humaneval": "prompt"}
+
+
+def body(part: ContaminationSlice, context: Context) -> Made:
+    """Search the split's store for the questions of every test item."""
+    store = TokenStore.open(context.inputs["store"], context.state)
+    tokenizer = Tokenizer.load(context.state / "tokenizer")
+    report = contamination.scan(store, tokenizer, questions(context.inputs["items"], context), context.threads)
+    return Made(facts=report.facts())
+
+
+def questions(items: Manifest, context: Context) -> dict[str, str]:
+    """Question of every test item by ``task/number``."""
+    found: dict[str, str] = {}
+    for task in items.facts["tasks"]:
+        path = context.state / items.files[f"{task}_test"].path
+        for number, line in enumerate(path.read_text().splitlines()):
+            found[f"{task}/{number}"] = json.loads(line)[QUESTION[task]]
+    return found
+
+
+def main() -> None:
+    """Entry point of the rule `contamination`."""
+    run("contamination", ContaminationSlice, body)
+
+
+if __name__ == "__main__":
+    main()
