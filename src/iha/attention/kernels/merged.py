@@ -42,6 +42,22 @@ class _Merged(torch.autograd.Function):
         scores = _own_scores(tq, tk, scale)
         kept = flat_lse.reshape(scores.shape[:-1])
         lse = torch.logaddexp(kept, scores.logsumexp(dim=-1))
+        own = (scores - lse.unsqueeze(-1)).exp().to(v.dtype)
+        merged = out * (kept - lse).exp().unsqueeze(-1).to(v.dtype) + torch.matmul(own, tv)
+        result = merged.view(*q.shape)
+        ctx.save_for_backward(q, k, v, result, lse.view(flat_lse.shape))
+        ctx.per_token, ctx.scale = per_token, scale
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = flash_cpu.backward(grads[0], (q, k, v), (out, lse), scale=ctx.scale, causal=True)
+        tq, tk, tv, tout, tgrad = (_tokens(x, ctx.per_token) for x in (q, k, v, out, grads[0]))
+        scores = _own_scores(tq, tk, ctx.scale)
+        weights = (scores - lse.reshape(scores.shape[:-1]).unsqueeze(-1)).exp().to(v.dtype)
+        row = (tgrad * tout).sum(dim=-1, keepdim=True)
+        slope = weights * (torch.matmul(tgrad, tv.transpose(-1, -2)) - row) * ctx.scale
         dq = dq + torch.matmul(slope, tk).view(dq.shape)
         dk = dk + torch.matmul(slope.transpose(-1, -2), tq).view(dk.shape)
         dv = dv + torch.matmul(weights.transpose(-1, -2), tgrad).view(dv.shape)
