@@ -50,6 +50,7 @@ lint: install  ## style, types, workflow format
 	@echo "Lint passed."
 
 ui: install  ## open the MLflow UI on loopback
+	@$(BIN)/python -m iha.tracking.sync state
 	@$(BIN)/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db} --host 127.0.0.1 --port 5000
 
 bench: install  ## run the benchmarks (quiet machine, ten minutes)

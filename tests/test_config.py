@@ -146,10 +146,10 @@ def test_snk_10_equal_numbers_dump_alike(tmp_path, one, two):
 def test_overrides_are_merged_into_the_file_and_checked(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("pretrain: {steps: 10, global_batch: 4}\n")
-    assert load_config(path, {"pretrain": {"steps": 20}}).pretrain.steps == 20
-    assert load_config(path, {"pretrain": {"steps": 20}}).pretrain.global_batch == 4
+    assert load_config(path, ["pretrain={steps: 20}"]).pretrain.steps == 20
+    assert load_config(path, ["pretrain={steps: 20}"]).pretrain.global_batch == 4
     with pytest.raises(ConfigError, match=r"pretrain\.step: unknown key"):
-        load_config(path, {"pretrain": {"step": 20}})
+        load_config(path, ["pretrain={step: 20}"])
 
 
 def test_the_tree_is_frozen():

@@ -40,7 +40,8 @@ def test_snk_09_every_rule_states_its_resources(folder):
     assert blocks
     for rule, text in blocks:
         if rule != "all":
-            assert re.search(r"resources:.*mem_mb=\d+.*runtime=\d+", text), (rule, text)
+            assert re.search(r"resources:.*\bmem_mb=\d+", text), (rule, text)
+            assert re.search(r"resources:.*\bruntime=\d+", text), (rule, text)
 
 
 def test_every_rule_has_log_benchmark_and_one_shell_line():

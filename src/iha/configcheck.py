@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from iha.config import BookSource, Config, DocstringSource, FileSource, HubSource, Suite, TemplateSource, Variant
 from iha.errors import ConfigError
 from iha.variants.base import AttentionSpec, known_kinds
-from iha.yamlio import load_yaml
+from iha.yamlio import load_yaml, parse_value
 
 SOURCES = {
     "hub": HubSource,
@@ -24,13 +24,14 @@ SOURCES = {
 }
 
 
-def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Read, merge overrides into and check a config file.
+def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """Read and check a config file; `overrides` are merged in, each `KEY=VALUE` with the value in YAML.
 
     Raises:
         ConfigError: with every problem found, one line each: file, field, value, what is allowed.
     """
-    return parse_config(_merged(load_yaml(path), overrides or {}), str(path))
+    pairs = (override.partition("=")[::2] for override in overrides)
+    return parse_config(_merged(load_yaml(path), {key: parse_value(value) for key, value in pairs}), str(path))
 
 
 def _merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _pretrain_sources() -> SplitConfig:
             HubSource(kind="hub", name="bigcode/starcoderdata", field="content", weight=0.2),
             HubSource(kind="hub", name="open-web-math/open-web-math", weight=0.1),
         ),
-        max_tokens=252_000_000_000,
+        max_tokens=300_000_000_000,
     )
 
 

@@ -68,3 +68,15 @@ def load_yaml(path: Path) -> dict[str, Any]:
         got = "empty" if data is None else f"a {type(data).__name__}"
         raise ConfigError(f"{path}: is {got}; allowed: a mapping of keys to values, such as `experiment: smoke`.")
     return data
+
+
+def parse_value(text: str) -> Any:
+    """One value as YAML, as it would be read from a file: `0.7`, `[1, 2]`, `{temperature: 0.7}`.
+
+    Raises:
+        ConfigError: the text is not YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config: {text!r} is not YAML: {error}") from error

@@ -22,7 +22,7 @@ if len(CONFIG_FILES) > 1:
         f"--configfile: {len(CONFIG_FILES)} files given, allowed: one (presets do not merge)"
     )
 try:
-    CFG = load_config(Path(CONFIG_FILES[0]), workflow.config_settings.config)
+    CFG = load_config(Path(CONFIG_FILES[0]), workflow.config_settings.config_args)
 except ConfigError as error:
     raise WorkflowError(str(error)) from None
 
