@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -58,8 +59,10 @@ def recompute(blocks: Iterable[nn.Module]) -> None:
 
 def make_deterministic(seed: int, threads: int) -> None:
     """Same seed, same bits on one machine and world size; operations without a deterministic form only warn."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.manual_seed(seed)
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not use_deterministic_algorithms(): that imports the compiler, 3 CPU-s of every start.
+    torch.set_deterministic_debug_mode("warn")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

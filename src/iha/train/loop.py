@@ -23,11 +23,11 @@ from iha.train.distributed import World, whole
 from iha.train.engine import Objective
 from iha.train.guard import Guard
 from iha.train.loss import IGNORE
-from iha.train.optim import set_rate
+from iha.train.optim import AdamW
 from iha.train.progress import Progress
 from iha.train.schedule import learning_rate, scaled_warmup
 from iha.train.signals import StopFlag
-from iha.train.state import Counters, facts_of, init_moments, restore_facts, tensors_of
+from iha.train.state import Counters, facts_of, restore_facts, tensors_of
 
 log = logging.getLogger("iha")
 #: Data digests kept per run of the reference's length.
@@ -79,16 +79,14 @@ class Loop:
         self,
         plan: Plan,
         objective: Objective,
-        optimizer: torch.optim.Optimizer,
+        optimizer: AdamW,
         batches: BatchSource,
         world: World,
     ) -> None:
         self.plan, self.world = plan, world
         self.counters, self.guard = Counters(), Guard(plan.recipe.max_skipped)
         self._objective, self._optimizer, self._batches = objective, optimizer, batches
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._saved = -1
-        init_moments(optimizer)
 
     def restore(self) -> bool:
         """Take over the newest checkpoint that can be trusted; False if the run starts from step 0."""
@@ -167,7 +165,7 @@ class Loop:
             loss = self._objective(self._put(batch.tokens[part]), self._put(batch.targets[part]), docs)
             (loss * share).backward()
             total += loss.detach()
-        norm = whole(nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None]))
+        norm = whole(nn.utils.get_total_norm(self._optimizer.gradients()))
         loss_sum, norm_value = torch.stack((self.world.sum(total), norm.double())).tolist()
         return loss_sum / labelled if labelled else math.nan, norm_value
 
@@ -177,9 +175,8 @@ class Loop:
     def _update(self, rate: float, norm: float) -> None:
         limit = self.plan.recipe.clip_norm
         if norm > limit:
-            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], limit / (norm + 1e-6))
-        set_rate(self._optimizer, rate)
-        self._optimizer.step()
+            torch._foreach_mul_(self._optimizer.gradients(), limit / (norm + 1e-6))
+        self._optimizer.step(rate)
         self._optimizer.zero_grad()
 
     def _advance(self, batch: Batch) -> None:

@@ -31,7 +31,7 @@ from iha.train.distributed import World, whole
 from iha.train.engine import make_deterministic, prepare
 from iha.train.lease import lease
 from iha.train.loop import Loop, Plan
-from iha.train.optim import make_optimizer
+from iha.train.optim import AdamW
 from iha.train.progress import PEAK_FLOPS, Progress
 from iha.train.signals import StopFlag, die_with_parent
 
@@ -113,7 +113,7 @@ def _train(run: Run, stop: StopFlag, record: dict[str, Any]) -> Made:
     batches = _batches(run)
     model = _start_model(run)
     objective = prepare(model, part.engine, world)
-    optimizer = make_optimizer(objective.model, model.no_decay_names(), part.recipe)
+    optimizer = AdamW(dict(objective.model.named_parameters()), model.no_decay_names(), part.recipe)
     loop = Loop(Plan(part.recipe, part.steps, run.folder / "checkpoints"), objective, optimizer, batches, world)
     resumed = loop.restore()
     if resumed and world.leads:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from iha.train.guard import Guard
+from iha.train.optim import AdamW
 
 
 @dataclass
@@ -25,25 +26,12 @@ class Counters:
     milestones: dict[str, str] = field(default_factory=dict)
 
 
-def init_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter AdamW's state before the first update, so that a checkpoint has something to fill."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-
-
-def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
     """Weights (a tied one once), persistent buffers and moments; names do not depend on the number of ranks."""
     persistent = model.state_dict().keys()
     found: dict[str, Tensor] = {f"weight.{name}": p for name, p in model.named_parameters()}
     found |= {f"buffer.{name}": b for name, b in model.named_buffers() if name in persistent}
-    for name, parameter in model.named_parameters():
-        found |= {f"{key}.{name}": value for key, value in optimizer.state[parameter].items()}
-    return found
+    return found | optimizer.tensors()
 
 
 def facts_of(counters: Counters, guard: Guard) -> dict[str, Any]:
