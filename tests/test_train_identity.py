@@ -1,0 +1,51 @@
+"""A run directory is resumed by the run that began it, and by no other."""
+
+import json
+
+import pytest
+
+from iha.errors import CheckpointError
+from iha.train.identity import OTHER_CODE, claim
+
+BEGUN = {"slice": {"recipe": {"lr": 1e-3}}, "inputs": {"store": "aa"}}
+
+
+def changed(**inputs):
+    return {**BEGUN, "inputs": {**BEGUN["inputs"], **inputs}}
+
+
+def test_the_same_run_goes_on_and_attempts_are_counted(tmp_path):
+    assert claim(tmp_path, BEGUN, "c1")["attempts"] == 1
+    assert claim(tmp_path, BEGUN, "c1")["attempts"] == 2
+
+
+def test_other_data_or_settings_are_refused_by_name(tmp_path):
+    claim(tmp_path, BEGUN, "c1")
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}.*inputs.store: aa -> bb.*Remove that directory"):
+        claim(tmp_path, changed(store="bb"), "c1")
+    with pytest.raises(CheckpointError, match=r"slice.recipe.lr: 0.001 -> 0.002"):
+        claim(tmp_path, {**BEGUN, "slice": {"recipe": {"lr": 2e-3}}}, "c1")
+
+
+def test_other_code_needs_an_explicit_flag_and_is_recorded(tmp_path, monkeypatch):
+    claim(tmp_path, BEGUN, "c1")
+    with pytest.raises(CheckpointError, match=OTHER_CODE):
+        claim(tmp_path, BEGUN, "c2")
+    monkeypatch.setenv(OTHER_CODE, "1")
+    assert claim(tmp_path, BEGUN, "c2")["codes"] == ["c1", "c2"]
+    with pytest.raises(CheckpointError):
+        claim(tmp_path, changed(store="bb"), "c2")
+
+
+def test_a_finished_run_of_something_else_is_moved_aside(tmp_path):
+    folder = tmp_path / "pretrain"
+    (folder / "final").mkdir(parents=True)
+    claim(folder, BEGUN, "c1")
+    (folder / "checkpoints").mkdir()
+    (folder / "final").mkdir()
+    record = claim(folder, changed(store="bb"), "c1")
+    assert record["attempts"] == 1
+    assert {p.name for p in folder.iterdir()} == {"run.json"}
+    aside = {p.name for p in (tmp_path / "pretrain.2").iterdir()}
+    assert aside == {"run.json", "checkpoints", "final"}
+    assert json.loads((folder / "run.json").read_text())["begun_with"]["inputs"]["store"] == "bb"
