@@ -12,8 +12,9 @@ from iha.evals.ruler import niah
 from iha.evals.ruler.counting import common_words, frequent_words
 from iha.evals.ruler.haystack import Haystack
 from iha.evals.ruler.items import Item
+from iha.evals.ruler.meter import Encoder
 from iha.evals.ruler.qa import question_answering
-from iha.evals.ruler.sizing import Encoder, Sizer, Task
+from iha.evals.ruler.sizing import Sizer, Task
 from iha.evals.ruler.tracing import variable_tracking
 
 

@@ -10,24 +10,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from iha.errors import UserError
+from iha.evals.ruler.meter import Encoder, Meter
 
 SEED = 42
 _CALIBRATION = 4
 _TRIES = 8
-
-
-class Encoder(Protocol):
-    """What sizing needs of a tokenizer."""
-
-    @property
-    def sha256(self) -> str:
-        """Identity of the tokenizer."""
-
-    def encode_text(self, text: str) -> list[int]:
-        """Ids without BOS and EOS."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +57,8 @@ class Sizer:
     """Fits the items of one task to one length."""
 
     def __init__(self, task: Task, length: int, encoder: Encoder) -> None:
-        self.task, self.length, self._encoder = task, length, encoder
+        self.task, self.length, self._meter = task, length, Meter(encoder)
         self._start, self._slope = self._calibrate()
-
-    def count(self, draft: Draft) -> int:
-        """Tokens of an item: BOS, prompt, generation room."""
-        ids = self._encoder.encode_text(draft.input + draft.answer_prefix)
-        return 1 + len(ids) + self.task.max_new_tokens
 
     def fit(self, index: int) -> Sized:
         """Item `index`, filled as far as its budget allows.
@@ -90,6 +74,8 @@ class Sizer:
                 best = trial if best is None or trial.units > best.units else best
             else:
                 ceiling = units - 1 if ceiling is None else min(ceiling, units - 1)
+            if 0 <= slack < max(2 * self._slope, self.length / 100):
+                break
             step = math.floor(slack / self._slope)
             units = max(units + step, self.task.least) if step else units - 1 if slack < 0 else units
             units = units if ceiling is None else min(units, ceiling)
@@ -98,8 +84,11 @@ class Sizer:
         return best if best is not None else self._smallest(index)
 
     def _try(self, index: int, units: int) -> Sized:
+        """Build and count: BOS, prompt, generation room. Calibration items (index < 0) check the meter."""
         draft = self.task.draft(self.length, index, units)
-        return Sized(draft, units, self.count(draft))
+        text = draft.input + draft.answer_prefix
+        tokens = self._meter.checked(text) if index < 0 else self._meter.count(text)
+        return Sized(draft, units, 1 + tokens + self.task.max_new_tokens)
 
     def _smallest(self, index: int) -> Sized:
         smallest = self._try(index, self.task.least)
@@ -115,8 +104,15 @@ class Sizer:
         """Units that most items can take, and tokens per unit: from items of streams that no sample uses."""
         least, most = self.task.least, self.task.most
         low = self._smallest(-1)
+        if most is not None and most <= least:
+            return least, 1.0
         wide = self._try(-1, min(least + 16, most) if most is not None else least + 16)
-        slope = max((wide.tokens - low.tokens) / max(wide.units - low.units, 1), 0.25)
+        if wide.tokens <= low.tokens:
+            raise UserError(
+                f"RULER task {self.task.name!r}: the tokenizer counts {low.tokens} tokens with {low.units} units of "
+                f"haystack and {wide.tokens} with {wide.units}; it cannot size prompts. Check the tokenizer."
+            )
+        slope = max((wide.tokens - low.tokens) / (wide.units - low.units), 0.25)
         sizes = [self._largest(-1 - i, slope) for i in range(_CALIBRATION)]
         best = min(sizes, key=lambda sized: sized.units)
         if best.units > least:

@@ -6,8 +6,9 @@ import string
 from itertools import pairwise
 from random import Random
 
+from iha.evals.ruler.meter import Encoder
 from iha.evals.ruler.niah import NOISE
-from iha.evals.ruler.sizing import Draft, Encoder, Task
+from iha.evals.ruler.sizing import Draft, Task
 
 TEMPLATE = (
     "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n{context}\n"
@@ -68,6 +69,6 @@ def _hidden(steps: list[str], noise: int, rng: Random) -> str:
     lines = [NOISE + "\n"] * noise
     if len(lines) <= len(steps):
         lines = [sentence + "." for line in lines for sentence in line.strip().rstrip(".").split(". ")]
-    for shift, place in enumerate(sorted(rng.sample(range(len(lines) + 1), len(steps)))):
+    for shift, place in enumerate(sorted(rng.sample(range(len(lines)), len(steps)))):
         lines.insert(place + shift, steps[shift])
     return " ".join(lines).replace(". \n", ".\n")

@@ -10,8 +10,8 @@ from iha.errors import DataError
 
 
 @cache
-def categories() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Nouns, adjectives and verbs of the package wonderwords, in its order.
+def categories() -> dict[str, tuple[str, ...]]:
+    """Nouns, adjectives and verbs of the package wonderwords, each in alphabetical order.
 
     Raises:
         DataError: the package is missing.
@@ -20,30 +20,23 @@ def categories() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         from wonderwords import RandomWord
     except ImportError as error:
         raise DataError("RULER draws its words from the package wonderwords: pip install 'lm-eval[ruler]'.") from error
-    lists = RandomWord()._categories
-    return tuple(tuple(lists[name]) for name in ("noun", "adjective", "verb"))  # type: ignore[return-value]
-
-
-@cache
-def keys() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Adjectives and nouns that needle keys ('adjective-noun') are joined from."""
-    nouns, adjectives, _ = categories()
-    return tuple(sorted(set(adjectives))), tuple(sorted(set(nouns)))
+    lists = RandomWord(enhanced_prefixes=False)
+    return {name: tuple(sorted(set(lists.filter(include_categories=[name])))) for name in ("noun", "adjective", "verb")}
 
 
 @cache
 def words() -> tuple[str, ...]:
     """Every word, for the lists of common words."""
-    return tuple(sorted({word for group in categories() for word in group}))
+    return tuple(sorted({word for group in categories().values() for word in group}))
 
 
 def draw(rng: Random, kind: str) -> str:
     """A random value: 7-digit numbers, adjective-noun words, or version 4 uuids."""
     if kind == "numbers":
-        return str(rng.randint(10**6, 10**7 - 1))
+        return str(10**6 + int(rng.random() * 9 * 10**6))
     if kind == "words":
-        adjectives, nouns = keys()
-        return f"{rng.choice(adjectives)}-{rng.choice(nouns)}"
+        adjectives, nouns = categories()["adjective"], categories()["noun"]
+        return f"{adjectives[int(rng.random() * len(adjectives))]}-{nouns[int(rng.random() * len(nouns))]}"
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 
