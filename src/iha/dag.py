@@ -22,6 +22,12 @@ from iha.slices import (
     TrainStage,
 )
 
+#: Stages that run one variant, and all stages.
+VARIANT_STAGES = (*SPLITS, "evaluate")
+STAGES = (
+    "tracking", "flops", "tokenizer", "tokenise", "items", "contamination", "ruler", *VARIANT_STAGES, "report",
+)  # fmt: skip
+
 
 def tokenizer_slice(config: Config) -> TokenizerSlice:
     """The tokenizer depends on the corpus only if it is trained here."""

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import subprocess
+import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+
+from iha.manifest import write_json
 
 #: Folder of this package; the last part of its path is the package's name.
 ROOT = Path(__file__).parent
 #: Not part of a stage's code: what they hold reaches a stage only as its slice, which is a rerun key of its own.
 CONFIGURATION = frozenset({"iha", "iha.config", "iha.configbase", "iha.configdata", "iha.configevals", "iha.slices"})
+
+_SUMMARIES: dict[str, tuple[str, list[str]]] = {}
+_USED: set[str] = set()
 
 
 @cache
@@ -47,13 +54,40 @@ def _parsed(module: str, root: Path, inside: frozenset[str]) -> tuple[str, tuple
     found = _find(module, root)
     if found is None:
         raise ModuleNotFoundError(module)
-    tree = ast.parse(found[0].read_text(encoding="utf-8"))
-    named = _imports(tree, module if found[1] else module.rpartition(".")[0])
-    imports = tuple(sorted(n for n in named if n.partition(".")[0] in inside and _find(n, root)))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            _drop_docstring(node)
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imports
+    digest, named = _summary(found[0].read_bytes(), module if found[1] else module.rpartition(".")[0])
+    return digest, tuple(n for n in named if n.partition(".")[0] in inside and _find(n, root))
+
+
+def _summary(source: bytes, package: str) -> tuple[str, list[str]]:
+    """Digest of the syntax tree and names that may be imported; remembered by content (10 ms a module otherwise)."""
+    key = hashlib.sha256(f"{sys.version_info[:2]} {package}\n".encode() + source).hexdigest()
+    if key not in _SUMMARIES:
+        tree = ast.parse(source)
+        names = sorted(_imports(tree, package))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                _drop_docstring(node)
+        _SUMMARIES[key] = (hashlib.sha256(ast.dump(tree).encode()).hexdigest(), names)
+    _USED.add(key)
+    return _SUMMARIES[key]
+
+
+def load_summaries(path: Path) -> None:
+    """Read what an earlier process remembered; a missing or broken file is no loss."""
+    try:
+        found = json.loads(path.read_text())
+        _SUMMARIES.update({key: (str(digest), list(names)) for key, (digest, names) in found.items()})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return
+
+
+def save_summaries(path: Path) -> None:
+    """Write what this process used, if it is news; a folder that cannot be written to is no loss."""
+    try:
+        if not path.exists() or _USED - json.loads(path.read_text()).keys():
+            write_json(path, {key: _SUMMARIES[key] for key in sorted(_USED)})
+    except (OSError, ValueError):
+        return
 
 
 def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:

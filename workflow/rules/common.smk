@@ -10,7 +10,7 @@ from iha import dag
 from iha.configcheck import load_config
 from iha.errors import ConfigError
 from iha.locks import claim, release_stale_lock
-from iha.provenance import code_fingerprint
+from iha.provenance import code_fingerprint, load_summaries, save_summaries
 from iha.slices import MODEL_STAGES, SPLITS
 
 # Presets never merge: smoke is read only when no other config was named.
@@ -79,6 +79,14 @@ def code(stage, variant=None):
     return code_fingerprint(
         *dag.entry_modules(stage, (CFG.variant(variant),) if variant else ())
     )
+
+
+# Parsing every module takes a second; what was learnt of one is kept by its content.
+load_summaries(Path(".snakemake/iha-code.json"))
+for stage in dag.STAGES:
+    for name in VARIANTS if stage in dag.VARIANT_STAGES else [None]:
+        code(stage, name)
+save_summaries(Path(".snakemake/iha-code.json"))
 
 
 def named(wildcards, input):
