@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from iha.evals.lm import IhaLM
@@ -22,14 +23,20 @@ class Reply:
     finish: str
 
 
-def ask(lm: LM, requests: Sequence[Instance], count: int) -> list[list[Reply]]:
-    """`count` answers to each request, in lm-eval's own way: the request stands that many times in a row."""
-    repeated = [request for request in requests for _ in range(count)]
+def ask(lm: LM, orders: Sequence[tuple[Instance, int]]) -> list[list[Reply]]:
+    """Answers to requests, as many as each asks for, in lm-eval's own way: it stands that many times in a row."""
+    repeated = [request for request, count in orders for _ in range(count)]
     if isinstance(lm, IhaLM):
-        replies = [Reply(answer.text, answer.finish) for answer in lm.answers(repeated)]
+        replies = iter([Reply(answer.text, answer.finish) for answer in lm.answers(repeated)])
     else:
-        replies = [Reply(text, "unknown") for text in lm.generate_until(repeated)]
-    return [replies[at : at + count] for at in range(0, len(replies), count)]
+        replies = iter([Reply(text, "unknown") for text in lm.generate_until(repeated)])
+    return [list(islice(replies, count)) for _, count in orders]
+
+
+def expect_golds(lm: LM, golds: Sequence[tuple[str, str]]) -> None:
+    """Announce (prompt, gold answer) pairs, so that the prompts' prefills serve both answers and companions."""
+    if isinstance(lm, IhaLM):
+        lm.expect_golds(golds)
 
 
 def add_companions(lm: LM, records: Sequence[Record], golds: Sequence[tuple[str, str]], context: int) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
+    from iha.cache import KVCache
     from iha.model import Transformer
 
 #: Tokens, padding included, that one teacher-forced batch may hold.
@@ -52,6 +53,31 @@ def gold_scores(
     return [scores[i] for i in range(len(pairs))]
 
 
+def continue_golds(
+    model: Transformer, cache: KVCache, logits_BV: Tensor, golds: Sequence[Sequence[int]], pad: int
+) -> list[GoldScore]:
+    """Score continuations of prompts that a cache already holds; the cache is used up.
+
+    Args:
+        model: in evaluation mode.
+        cache: after the prompts, one row per gold.
+        logits_BV: of the first continuation token.
+        golds: continuation ids, at least one each.
+        pad: id that fills rows up, on the right.
+    """
+    longest = max(len(gold) for gold in golds)
+    tokens = torch.tensor([[*gold, *[pad] * (longest - len(gold))] for gold in golds], device=logits_BV.device)
+    hidden_BND = model.hidden(tokens[:, :-1], cache=cache) if longest > 1 else None
+    scores = []
+    for row, gold in enumerate(golds):
+        logits = logits_BV[row : row + 1]
+        if hidden_BND is not None and len(gold) > 1:
+            rest = functional.linear(hidden_BND[row, : len(gold) - 1], model.head_weight).float()
+            logits = torch.cat((logits, rest))
+        scores.append(_logits_score(logits, tokens[row, : len(gold)]))
+    return scores
+
+
 def _split(items: list[int], count: int) -> tuple[list[int], list[int]]:
     return items[:count], items[count:]
 
@@ -69,6 +95,9 @@ def _score(model: Transformer, pairs: Sequence[tuple[Sequence[int], Sequence[int
 
 
 def _row_score(hidden_ND: Tensor, targets: Tensor, head_VD: Tensor) -> GoldScore:
-    logits = functional.linear(hidden_ND, head_VD.to(hidden_ND.dtype)).float()
-    nll = functional.cross_entropy(logits, targets, reduction="sum")
-    return GoldScore(float(nll), int((logits.argmax(-1) == targets).sum()), len(targets))
+    return _logits_score(functional.linear(hidden_ND, head_VD).float(), targets)
+
+
+def _logits_score(logits_NV: Tensor, targets: Tensor) -> GoldScore:
+    nll = functional.cross_entropy(logits_NV, targets, reduction="sum")
+    return GoldScore(float(nll), int((logits_NV.argmax(-1) == targets).sum()), len(targets))

@@ -11,14 +11,18 @@ import hashlib
 import logging
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from iha.evals.companion import GoldScore, continue_golds
+
 if TYPE_CHECKING:
+    from iha.cache import KVCache
     from iha.model import Transformer
 
 log = logging.getLogger("iha")
@@ -51,6 +55,9 @@ class Sampling:
     seed: int = 0
 
 
+_GREEDY = Sampling(max_new_tokens=1)
+
+
 @dataclass(frozen=True)
 class Answer:
     """A generated text, cut before its stop string; `tokens` counts what was generated, end token excluded."""
@@ -61,16 +68,45 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """One answer wanted from a prompt: how its tokens are chosen, and the number of the sample."""
+
+    sampling: Sampling
+    sample: int = 0
+
+
+@dataclass(frozen=True)
 class Job:
-    """One prompt (token ids, BOS included) and the numbers of the samples wanted from it."""
+    """One prompt (token ids, BOS included), the answers wanted from it, and a gold answer to be scored on the way."""
 
     prompt: tuple[int, ...]
-    samples: tuple[int, ...] = (0,)
+    draws: tuple[Draw, ...]
+    gold: tuple[int, ...] = ()
 
     @property
     def digest(self) -> bytes:
-        """Identity of the prompt, 16 bytes."""
-        return hashlib.blake2b(struct.pack(f"<{len(self.prompt)}I", *self.prompt), digest_size=16).digest()
+        """Identity of the prompt."""
+        return prompt_digest(self.prompt)
+
+    @property
+    def size(self) -> int:
+        """Tokens of the prompt and its longest answer."""
+        return len(self.prompt) + max(draw.sampling.max_new_tokens for draw in self.draws)
+
+
+def prompt_digest(prompt: Sequence[int]) -> bytes:
+    """Identity of a prompt's token ids, 16 bytes."""
+    return hashlib.blake2b(struct.pack(f"<{len(prompt)}I", *prompt), digest_size=16).digest()
+
+
+class Listener(Protocol):
+    """Takes what a generator finds, as soon as it is found."""
+
+    def on_answer(self, job: int, draw: Draw, answer: Answer) -> None:
+        """An answer of a job has ended."""
+
+    def on_gold(self, job: int, score: GoldScore) -> None:
+        """The gold answer of a job has been scored."""
 
 
 def uniform(seed: int, prompt: bytes, sample: int, step: int) -> float:
@@ -109,41 +145,59 @@ def choose(logits: Tensor, sampling: Sampling, uniforms: Sequence[float]) -> Ten
     return (index if order is None else order.gather(1, index)).squeeze(1)
 
 
+def choose_rows(logits: Tensor, rows: Sequence[_Row], step: int) -> Tensor:
+    """Next token of each row, (B,) int64, each by its own sampling."""
+    chosen = choose(logits, _GREEDY, ())
+    kinds: dict[tuple[float, float], list[int]] = {}
+    for index, row in enumerate(rows):
+        sampling = row.draw.sampling
+        if sampling.temperature:
+            kinds.setdefault((sampling.temperature, sampling.top_p), []).append(index)
+    for members in kinds.values():
+        draws = [(rows[i].draw, rows[i].digest) for i in members]
+        uniforms = [uniform(d.sampling.seed, digest, d.sample, step) for d, digest in draws]
+        chosen[members] = choose(logits[members], draws[0][0].sampling, uniforms)
+    return chosen
+
+
 @dataclass
 class _Row:
     """One answer in the making."""
 
     job: int
-    sample: int
+    draw: Draw
     digest: bytes
     tokens: list[int] = field(default_factory=list)
     finish: Finish | None = None
 
-    def push(self, token: int, sampling: Sampling, tokenizer: Decoder) -> None:
+    def push(self, token: int, tokenizer: Decoder) -> None:
         """Take the next token; sets `finish` if the answer ends with it."""
         if token in (tokenizer.eos, tokenizer.eot):
             self.finish = "eos"
             return
         self.tokens.append(token)
-        if sampling.stop and self._stopped(sampling.stop, tokenizer):
+        if self._stopped(tokenizer):
             self.finish = "stop"
-        elif len(self.tokens) >= sampling.max_new_tokens:
+        elif len(self.tokens) >= self.draw.sampling.max_new_tokens:
             self.finish = "length"
 
-    def _stopped(self, stop: tuple[str, ...], tokenizer: Decoder) -> bool:
+    def _stopped(self, tokenizer: Decoder) -> bool:
+        stop = self.draw.sampling.stop
+        if not stop:
+            return False
         # A token is at least one byte, so a stop string that has just been completed lies within this tail.
         tail = tokenizer.decode(self.tokens[-(max(len(s.encode()) for s in stop) + 4) :])
         return any(s in tail for s in stop)
 
-    def answer(self, sampling: Sampling, tokenizer: Decoder) -> Answer:
+    def answer(self, tokenizer: Decoder) -> Answer:
         """The finished answer."""
         text = tokenizer.decode(self.tokens)
-        cuts = [at for s in sampling.stop if (at := text.find(s)) >= 0]
+        cuts = [at for s in self.draw.sampling.stop if (at := text.find(s)) >= 0]
         return Answer(text[: min(cuts)] if cuts else text, self.finish or "length", len(self.tokens))
 
 
 class Generator:
-    """Decodes jobs in batches of at most `batch_size` answers."""
+    """Decodes jobs in batches of at most `batch_size` answers and `batch_tokens` tokens."""
 
     def __init__(
         self, model: Transformer, tokenizer: Decoder, batch_size: int, batch_tokens: int = BATCH_TOKENS
@@ -154,60 +208,53 @@ class Generator:
         self.batch_tokens = batch_tokens
         self.device = next(model.parameters()).device
 
-    def run(
-        self,
-        jobs: Sequence[Job],
-        sampling: Sampling,
-        on_answer: Callable[[int, int, Answer], None],
-        label: str = "generate",
-    ) -> None:
-        """Decode every job; `on_answer(job index, sample number, answer)` is called as each answer ends."""
-        total = sum(len(job.samples) for job in jobs)
-        progress = _Progress(label, total)
+    def run(self, jobs: Sequence[Job], listener: Listener, label: str = "generate") -> None:
+        """Decode every job and score every gold; the listener hears of each as it ends."""
+        progress = _Progress(label, sum(len(job.draws) for job in jobs))
         was_training = self.model.training
         self.model.eval()
         with torch.inference_mode():
-            for rows in self._batches(jobs, sampling.max_new_tokens):
-                for row in self._decode(jobs, rows, sampling, progress):
-                    on_answer(row.job, row.sample, row.answer(sampling, self.tokenizer))
+            for rows in self._batches(jobs):
+                for row in self._decode(jobs, rows, listener, progress):
+                    listener.on_answer(row.job, row.draw, row.answer(self.tokenizer))
         self.model.train(was_training)
         progress.finish()
 
-    def _batches(self, jobs: Sequence[Job], room: int) -> Iterator[list[_Row]]:
-        """Rows of similar prompt length, the longest first, so that memory is short at once or not at all."""
+    def _batches(self, jobs: Sequence[Job]) -> Iterator[list[_Row]]:
+        """Rows of similar size, the largest first, so that memory is short at once or not at all."""
         units = [
-            (index, job.samples[at : at + self.batch_size])
+            (index, job.draws[at : at + self.batch_size])
             for index, job in enumerate(jobs)
-            for at in range(0, len(job.samples), self.batch_size)
+            for at in range(0, len(job.draws), self.batch_size)
         ]
-        units.sort(key=lambda unit: (-len(jobs[unit[0]].prompt), unit[0], unit[1]))
+        units.sort(key=lambda unit: (-jobs[unit[0]].size, unit[0]))
         rows: list[_Row] = []
-        longest = 0
-        for index, samples in units:
-            longest = longest or len(jobs[index].prompt)
-            count = len(rows) + len(samples)
-            if rows and (count > self.batch_size or count * (longest + room) > self.batch_tokens):
+        largest = 0
+        for index, draws in units:
+            largest = largest or jobs[index].size
+            total = len(rows) + len(draws)
+            if rows and (total > self.batch_size or total * largest > self.batch_tokens):
                 yield rows
-                rows, longest = [], len(jobs[index].prompt)
+                rows, largest = [], jobs[index].size
             digest = jobs[index].digest
-            rows += [_Row(index, sample, digest) for sample in samples]
+            rows += [_Row(index, draw, digest) for draw in draws]
         if rows:
             yield rows
 
-    def _decode(self, jobs: Sequence[Job], rows: list[_Row], sampling: Sampling, progress: _Progress) -> Iterator[_Row]:
+    def _decode(self, jobs: Sequence[Job], rows: list[_Row], listener: Listener, progress: _Progress) -> Iterator[_Row]:
         """Prefill each prompt of the batch once, give each row its copy, decode; rows come out as they end."""
         distinct = list(dict.fromkeys(row.job for row in rows))
         tokens, pad = left_pad([jobs[j].prompt for j in distinct], self.tokenizer.pad, self.device)
         cache = self.model.new_cache(len(distinct))
         logits = self.model(tokens, cache=cache, pad=pad if bool(pad.any()) else None, last_only=True)[:, -1]
+        self._score_golds(jobs, distinct, rows, cache, logits, listener)
         if len(distinct) < len(rows):
             take = self._index([distinct.index(row.job) for row in rows])
             cache, logits = cache.select(take), logits[take]
-        for step in range(sampling.max_new_tokens):
-            uniforms = [uniform(sampling.seed, r.digest, r.sample, step) for r in rows] if sampling.temperature else []
-            chosen = choose(logits, sampling, uniforms)
+        for step in count():
+            chosen = choose_rows(logits, rows, step)
             for row, token in zip(rows, chosen.tolist(), strict=True):
-                row.push(token, sampling, self.tokenizer)
+                row.push(token, self.tokenizer)
             progress.add(tokens=len(rows), answers=sum(row.finish is not None for row in rows))
             yield from (row for row in rows if row.finish is not None)
             alive = [i for i, row in enumerate(rows) if row.finish is None]
@@ -217,6 +264,22 @@ class Generator:
                 take = self._index(alive)
                 rows, cache, chosen = [rows[i] for i in alive], cache.select(take), chosen[take]
             logits = self.model(chosen[:, None], cache=cache, last_only=True)[:, -1]
+
+    def _score_golds(
+        self, jobs: Sequence[Job], distinct: list[int], rows: list[_Row], cache: KVCache, logits: Tensor, to: Listener
+    ) -> None:
+        """Teacher-force the golds of jobs that start in this batch on a copy of their prefill."""
+        first = {row.job for row in rows if row.draw == jobs[row.job].draws[0]}
+        wanted = [at for at, job in enumerate(distinct) if jobs[job].gold and job in first]
+        # Copies of long prompts are made a few at a time: a quarter of the batch's memory, or one.
+        step = max(1, self.batch_tokens // 4 // max(cache.length, 1))
+        for start in range(0, len(wanted), step):
+            part = wanted[start : start + step]
+            take = self._index(part)
+            golds = [jobs[distinct[at]].gold for at in part]
+            scores = continue_golds(self.model, cache.select(take), logits[take], golds, self.tokenizer.pad)
+            for at, score in zip(part, scores, strict=True):
+                to.on_gold(distinct[at], score)
 
     def _index(self, rows: list[int]) -> Tensor:
         return torch.tensor(rows, device=self.device)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from iha.evals.generate import Answer, Job, Sampling
+from iha.evals.generate import Answer, Draw, prompt_digest
 
 
-def answer_key(identity: str, job: Job, sample: int, sampling: Sampling) -> str:
+def answer_key(identity: str, prompt: Sequence[int], draw: Draw) -> str:
     """Key of one answer: the model's identity and everything else the text depends on."""
-    text = f"{identity}|{job.digest.hex()}|{sample}|{sampling!r}"
+    text = f"{identity}|{prompt_digest(prompt).hex()}|{draw!r}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -36,13 +37,13 @@ class Journal:
         self._handle = path.open("ab")
         self._handle.truncate(whole)
 
-    def get(self, job: Job, sample: int, sampling: Sampling) -> Answer | None:
+    def get(self, prompt: Sequence[int], draw: Draw) -> Answer | None:
         """The answer of an earlier attempt."""
-        return self.known.get(answer_key(self.identity, job, sample, sampling))
+        return self.known.get(answer_key(self.identity, prompt, draw))
 
-    def put(self, job: Job, sample: int, sampling: Sampling, answer: Answer) -> None:
+    def put(self, prompt: Sequence[int], draw: Draw, answer: Answer) -> None:
         """Keep an answer; it is on its way to disk when this returns."""
-        key = answer_key(self.identity, job, sample, sampling)
+        key = answer_key(self.identity, prompt, draw)
         self.known[key] = answer
         line = json.dumps([key, answer.text, answer.finish, answer.tokens])
         self._handle.write(line.encode() + b"\n")

@@ -7,7 +7,9 @@ control token here, so the adapter keeps the ids of each chat prompt it has rend
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +20,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from iha.errors import ConfigError, DataError
 from iha.evals.companion import GoldScore, gold_scores
-from iha.evals.generate import Answer, Generator, Job, Sampling
+from iha.evals.generate import Answer, Draw, Generator, Job, Sampling
 from iha.evals.journal import Journal
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         self.seed = seed
         self.journal = journal
         self._chat: dict[str, list[int]] = {}
+        self._expected: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._golds: dict[tuple[tuple[int, ...], tuple[int, ...]], GoldScore] = {}
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
@@ -134,13 +138,23 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
         return pair
 
+    def expect_golds(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Name gold answers of prompts that will be answered: they are then scored on the prompt's one prefill."""
+        for context, continuation in pairs:
+            head, tail = self._encode_pair(context, continuation)
+            if self._fits(head, tail):
+                self._expected[tuple(head)] = tuple(tail)
+
     def gold(self, pairs: Sequence[tuple[str, str]]) -> list[GoldScore | None]:
         """Teacher-forced score of (context, continuation) texts; None where a pair exceeds `max_length`."""
-        encoded = [self._encode_pair(context, continuation) for context, continuation in pairs]
-        fits = [i for i, (context, gold) in enumerate(encoded) if gold and len(context) + len(gold) <= self.max_length]
-        scores = gold_scores(self.model, [encoded[i] for i in fits], self.batch_size, self.tokens.pad)
-        found = dict(zip(fits, scores, strict=True))
-        return [found.get(i) for i in range(len(pairs))]
+        encoded = [(tuple(head), tuple(tail)) for head, tail in (self._encode_pair(*pair) for pair in pairs)]
+        missing = [p for p in dict.fromkeys(encoded) if p not in self._golds and self._fits(*p)]
+        scores = gold_scores(self.model, missing, self.batch_size, self.tokens.pad)
+        self._golds.update(zip(missing, scores, strict=True))
+        return [self._golds.get(pair) for pair in encoded]
+
+    def _fits(self, head: Sequence[int], tail: Sequence[int]) -> bool:
+        return bool(tail) and len(head) + len(tail) <= self.max_length
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
@@ -181,62 +195,80 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         Raises:
             ConfigError: a request asks for at least `max_length` new tokens, so no prompt could fit (EVL-04).
         """
-        samplings = [sampling_of(request.args[1], self.seed) for request in requests]
-        self._check(samplings)
-        places: dict[Sampling, dict[int, list[int]]] = {}
-        for at, (request, sampling) in enumerate(zip(requests, samplings, strict=True)):
-            places.setdefault(sampling, {}).setdefault(id(request), []).append(at)
-        found: dict[int, Answer] = {}
-        for sampling, group in places.items():
-            jobs = [
-                Job(tuple(self.tok_encode(requests[at[0]].args[0])), tuple(range(len(at)))) for at in group.values()
-            ]
-            label = str(requests[next(iter(group.values()))[0]].task_name)
-            answered = self._answered(jobs, sampling, label)
-            for (job, sample), answer in answered.items():
-                found[list(group.values())[job][sample]] = answer
-        crowded = sum(answer.finish == "no_room" for answer in found.values())
+        orders = self._orders(requests)
+        wanted: dict[tuple[int, ...], dict[Draw, None]] = {}
+        for prompt, draw in orders:
+            wanted.setdefault(prompt, {})[draw] = None
+        found: dict[tuple[tuple[int, ...], Draw], Answer] = {}
+        jobs = []
+        for prompt, draws in wanted.items():
+            found.update(
+                {(prompt, draw): answer for draw in draws if (answer := self._known(prompt, draw)) is not None}
+            )
+            missing = tuple(draw for draw in draws if (prompt, draw) not in found)
+            if missing:
+                jobs.append(Job(prompt, missing, self._expected.get(prompt, ())))
+        if jobs:
+            collector = _Collector(jobs, found, self._golds, self.journal)
+            Generator(self.model, self.tokens, self.batch_size).run(jobs, collector, str(requests[0].task_name))
+        answers = [found[order] for order in orders]
+        self._warn_of_crowding(answers)
+        return answers
+
+    def _orders(self, requests: Sequence[Instance]) -> list[tuple[tuple[int, ...], Draw]]:
+        """Prompt and draw of each request; a request that stands k times asks for samples 0..k-1."""
+        orders = []
+        seen: Counter[int] = Counter()
+        prompts: dict[int, tuple[int, ...]] = {}
+        for request in requests:
+            sampling = sampling_of(request.args[1], self.seed)
+            if sampling.max_new_tokens >= self.max_length:
+                raise ConfigError(
+                    f"evals.max_new_tokens: {sampling.max_new_tokens} leaves no room for a prompt in max_length "
+                    f"{self.max_length}; allowed: below {self.max_length}."
+                )
+            if id(request) not in prompts:
+                prompts[id(request)] = tuple(self.tok_encode(request.args[0]))
+            orders.append((prompts[id(request)], Draw(sampling, seen[id(request)])))
+            seen[id(request)] += 1
+        return orders
+
+    def _known(self, prompt: tuple[int, ...], draw: Draw) -> Answer | None:
+        """An answer that needs no decoding: from an earlier attempt, or empty for want of room."""
+        if len(prompt) + draw.sampling.max_new_tokens > self.max_length:
+            return Answer("", "no_room", 0)
+        return self.journal.get(prompt, draw) if self.journal is not None else None
+
+    def _warn_of_crowding(self, answers: Sequence[Answer]) -> None:
+        crowded = sum(answer.finish == "no_room" for answer in answers)
         if crowded:
             log.warning(
                 "%d of %d prompts leave no room for an answer in %d tokens: recorded as no_room, counted as wrong.",
                 crowded,
-                len(requests),
+                len(answers),
                 self.max_length,
             )
-        return [found[at] for at in range(len(requests))]
 
-    def _check(self, samplings: Sequence[Sampling]) -> None:
-        most = max((s.max_new_tokens for s in samplings), default=0)
-        if most >= self.max_length:
-            raise ConfigError(
-                f"evals.max_new_tokens: {most} leaves no room for a prompt in max_length {self.max_length}; "
-                f"allowed: below {self.max_length}."
-            )
 
-    def _answered(self, jobs: Sequence[Job], sampling: Sampling, label: str) -> dict[tuple[int, int], Answer]:
-        """Answer of every (job, sample): known from the journal, without room, or generated now."""
-        answers: dict[tuple[int, int], Answer] = {}
+@dataclass
+class _Collector:
+    """Files what a generator finds, and in the journal at once."""
 
-        def keep(index: int, sample: int, answer: Answer) -> None:
-            answers[index, sample] = answer
-            if self.journal is not None:
-                self.journal.put(jobs[index], sample, sampling, answer)
+    jobs: Sequence[Job]
+    answers: dict[tuple[tuple[int, ...], Draw], Answer]
+    golds: dict[tuple[tuple[int, ...], tuple[int, ...]], GoldScore]
+    journal: Journal | None
 
-        open_jobs: list[tuple[int, Job]] = []
-        for index, job in enumerate(jobs):
-            if len(job.prompt) + sampling.max_new_tokens > self.max_length:
-                answers.update({(index, sample): Answer("", "no_room", 0) for sample in job.samples})
-                continue
-            known = {s: self.journal.get(job, s, sampling) for s in job.samples} if self.journal is not None else {}
-            answers.update({(index, s): answer for s, answer in known.items() if answer is not None})
-            missing = tuple(s for s in job.samples if (index, s) not in answers)
-            if missing:
-                open_jobs.append((index, Job(job.prompt, missing)))
-        if open_jobs:
-            generator = Generator(self.model, self.tokens, self.batch_size)
-            numbers = [index for index, _ in open_jobs]
-            generator.run([job for _, job in open_jobs], sampling, lambda i, s, a: keep(numbers[i], s, a), label)
-        return answers
+    def on_answer(self, job: int, draw: Draw, answer: Answer) -> None:
+        """Keep an answer."""
+        prompt = self.jobs[job].prompt
+        self.answers[prompt, draw] = answer
+        if self.journal is not None:
+            self.journal.put(prompt, draw, answer)
+
+    def on_gold(self, job: int, score: GoldScore) -> None:
+        """Keep a gold's score."""
+        self.golds[self.jobs[job].prompt, self.jobs[job].gold] = score
 
 
 def sampling_of(kwargs: dict[str, Any], seed: int = 0) -> Sampling:

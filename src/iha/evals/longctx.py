@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.instance import Instance
 
 from iha.evals import ruler
-from iha.evals.asking import add_companions, ask
+from iha.evals.asking import add_companions, ask, expect_golds
 from iha.evals.records import Graded, Outcome, Record, Row, add_rates, prompt_sha, row_of
 
 if TYPE_CHECKING:
@@ -32,20 +33,25 @@ def run_ruler(lm: LM, items: Mapping[tuple[int, str], Sequence[Item]], context: 
         context: tokens the model was trained on.
         chat: the input is the user's turn and the answer prefix opens the assistant's (RUL-04).
     """
+    requests = {key: [_request(lm, key[1], item, chat) for item in chosen] for key, chosen in items.items()}
+    log.info("ruler: %d items of %d task lengths", sum(map(len, requests.values())), len(requests))
+    golds = {
+        key: [(request.args[0], _gold(item)) for request, item in zip(group, items[key], strict=True)]
+        for key, group in requests.items()
+    }
+    expect_golds(lm, [pair for group in golds.values() for pair in group])
+    flat = iter(ask(lm, [(request, 1) for group in requests.values() for request in group]))
+    replies = {key: [reply for (reply,) in islice(flat, len(group))] for key, group in requests.items()}
     outcome = Outcome([], [])
     for (length, task), chosen in items.items():
-        log.info("ruler %s at %d: %d items", task, length, len(chosen))
-        requests = [_request(lm, task, item, chat) for item in chosen]
-        replies = ask(lm, requests, 1)
-        records = [
-            Record("ruler", task, item["index"], prompt_sha(request.args[0]), length)
-            for item, request in zip(chosen, requests, strict=True)
-        ]
-        for record, item, (reply,) in zip(records, chosen, replies, strict=True):
+        records = []
+        for item, request, reply in zip(chosen, requests[length, task], replies[length, task], strict=True):
+            record = Record("ruler", task, item["index"], prompt_sha(request.args[0]), length)
             record.scores.update(ruler.score(task, reply.text, item["outputs"]))
             record.answers = [Graded(reply.text, reply.text or None, bool(record.scores["strict"]), reply.finish)]
+            records.append(record)
         add_rates(records)
-        add_companions(lm, records, [(r.args[0], _gold(i)) for r, i in zip(requests, chosen, strict=True)], context)
+        add_companions(lm, records, golds[length, task], context)
         outcome.rows += _rows(records, chosen[0]["source"])
         outcome.records += records
     return outcome

@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from iha.evals import grade, sandbox
-from iha.evals.asking import add_companions, ask
+from iha.evals.asking import add_companions, ask, expect_golds
 from iha.evals.lm import DEFAULT_MAX_GEN
 from iha.evals.records import MANY_TRUNCATED, Graded, Outcome, Record, Row, add_rates, prompt_sha, row_of
 from iha.evals.scores import majority, pass_at_k
@@ -86,14 +86,15 @@ class _Run:
     def rows(self, source: str) -> list[Row]:
         """Answer, grade, score, summarise."""
         refused = sandbox.available() if self.benchmark.program else None
+        golds = [(r.args[0], self.benchmark.gold(r.doc)) for r in self.requests]
         if refused is None:
+            expect_golds(self.lm, golds)
             self._answer()
             self._judge()
             self._score()
             add_rates(self.records)
         else:
             log.warning("%s: no program is generated or run: %s", self.benchmark.name, refused)
-        golds = [(r.args[0], self.benchmark.gold(r.doc)) for r in self.requests]
         add_companions(self.lm, self.records, golds, self.settings.context)
         note = f"not run: {refused}" if refused else None
         rows = [row_of(self.records, metric, source, k, note or self._short(k)) for metric, k in self._metrics()]
@@ -135,12 +136,17 @@ class _Run:
         return {**changes, "until": []} if self.settings.chat else changes
 
     def _answer(self) -> None:
-        for draw, count in self._draws().items():
-            changes = self._generation(draw)
-            wanted = [replace(r, arguments=(r.args[0], {**r.args[1], **changes}), resps=[]) for r in self.requests]
-            answers = ask(self.lm, wanted, count)
-            for record, group in zip(self.records, answers, strict=True):
-                record.answers += [Graded(a.text, None, None, a.finish, draw) for a in group]
+        draws = self._draws()
+        changes = {draw: self._generation(draw) for draw in draws}
+        orders = [
+            (replace(request, arguments=(request.args[0], {**request.args[1], **changes[draw]}), resps=[]), count)
+            for request in self.requests
+            for draw, count in draws.items()
+        ]
+        replies = iter(ask(self.lm, orders))
+        for record in self.records:
+            for draw in draws:
+                record.answers += [Graded(reply.text, None, None, reply.finish, draw) for reply in next(replies)]
 
     def _judge(self) -> None:
         if self.benchmark.program is None:
