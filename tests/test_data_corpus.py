@@ -113,6 +113,25 @@ def test_the_tally_runs_over_all_sources(tmp_path):
     assert mixed.tally() == Tally(documents=3, empty=1, broken=1)
 
 
+def test_hub_sets_are_described_by_their_commit(tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    (tmp_path / "org/local").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def info(self, name, *, revision, timeout):
+        asked.append((name, revision))
+        if name == "org/gone":
+            raise OSError("no network")
+        return hub.hf_api.DatasetInfo(id=name, sha="0123abcd", tags=[])
+
+    monkeypatch.setattr(hub.HfApi, "dataset_info", info)
+    sources = [HubSource(kind="hub", name=f"org/{n}", revision="v1") for n in ("there", "gone", "local")]
+    found = corpus.describe(SplitConfig(sources=tuple(sources)))
+    assert found == {"org/gone": "v1 (OSError)", "org/local": "local folder", "org/there": "0123abcd"}
+    assert asked == [("org/there", "v1"), ("org/gone", "v1")]
+
+
 def package(folder, name):
     """A package that must not be imported, with docstrings to keep, to drop and to de-duplicate."""
     long = "Explains at length what it does. " * 10

