@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from iha.evals import latex, programs, symbolic
+from iha.evals import answers, latex, programs, symbolic
 
 _THINK = re.compile(r"^.*</think>", re.DOTALL)
 _NEXT_QUESTION = re.compile(r"\n\s*(?:Question|Problem):")
@@ -106,8 +106,4 @@ def _trimmed(text: str) -> str | None:
 
 
 def _same_math(answer: str, gold: str) -> bool:
-    left, right = latex.normalise(answer), latex.normalise(gold)
-    if left == right:
-        return bool(left)
-    verdict = latex.compare(left, right)
-    return symbolic.equal(left, right) if verdict is None else verdict
+    return answers.same(latex.normalise(answer), latex.normalise(gold), symbolic.equal)

@@ -1,6 +1,6 @@
-r"""Short LaTeX answers: the last \boxed{}, a normal form, and exact comparison of what is number, list, set or tuple.
+r"""Short LaTeX answers: the last \boxed{}, a normal form, and the exact value of what is a number.
 
-Pure text; anything that needs algebra is left to `iha.evals.symbolic`. Free of torch and sympy.
+Pure text. Free of torch and sympy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fractions import Fraction
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _DROP = re.compile(
     r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[bB]igg?[lr]?(?![a-zA-Z])|\\displaystyle(?![a-zA-Z])"
-    r"|\\(?:quad|qquad)(?![a-zA-Z])|\\[!,;: ]|~|\\limits(?![a-zA-Z])"
+    r"|\\(?:quad|qquad)(?![a-zA-Z])|(?<!\\)\\[!,;: ]|~|\\limits(?![a-zA-Z])"
 )
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°")
@@ -21,7 +21,7 @@ _SHORT_FRAC = re.compile(
 _SHORT_SQRT = re.compile(r"\\sqrt\s*([a-zA-Z0-9])")
 _SLASHED = re.compile(r"(?<![\w}])(-?\d+)/(\d+)(?![\w.])")
 _UNIT = re.compile(r"(?<=[\d}])\s*\\units?\{[^{}]*\}$")
-_LABEL = re.compile(r"^[a-zA-Z](?:\([a-zA-Z]\))?=(?=[^=]+$)")
+_CHOICE = re.compile(r"\(([A-Za-z])\)")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _DECIMAL = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
 _RATIO = re.compile(r"(?P<sign>[-+]?)(?P<whole>\d*)\\frac\{(?P<a>[-+]?\d+(?:\.\d+)?)\}\{(?P<b>[-+]?\d+(?:\.\d+)?)\}")
@@ -67,7 +67,7 @@ def normalise(text: str) -> str:
 
     Letters of commands are never eaten (removing "ft" must not break \left: MTH-01).
     """
-    out = text.strip().strip("$").strip().removesuffix(".").replace("−", "-")
+    out = text.strip().removesuffix(".").strip("$").strip().removesuffix(".").replace("−", "-").replace("±", r"\pm ")
     out = re.sub(r"\\[dtc]frac", r"\\frac", out.replace("\\$", ""))
     out = re.sub(r",\\!|\{,\}", ",", out)
     out = _DEGREES.sub("", _DROP.sub(" ", out))
@@ -78,7 +78,8 @@ def normalise(text: str) -> str:
     out = re.sub(r"\\neq?(?![a-zA-Z])", r"\\neq", out)
     out = _SHORT_SQRT.sub(r"\\sqrt{\1}", _fractions(out))
     out = _squeezed(out)
-    out = _LABEL.sub("", out)
+    out = re.sub(r"_\{(\w)\}", r"_\1", out)
+    out = _CHOICE.sub(r"\1", out) if _CHOICE.fullmatch(out) else out
     out = _SLASHED.sub(r"\\frac{\1}{\2}", out)
     return out.replace(",", "") if _GROUPED.fullmatch(out) else out
 
@@ -120,92 +121,3 @@ def number(text: str) -> Fraction | None:
         value = base ** int(power["exponent"])
         return -value if power["base"].startswith("-") else value
     return None
-
-
-def compare(left: str, right: str) -> bool | None:
-    """Equality of two normalised answers where it can be decided exactly; None leaves it to algebra."""
-    exact = _compare_numbers(left, right)
-    if exact is not None:
-        return exact
-    if lost_by_parsing(left) or lost_by_parsing(right):
-        return left.casefold() == right.casefold()
-    a, b = _items(left), _items(right)
-    if len(a[1]) == len(b[1]) == 1 and not a[0] and not b[0]:
-        return None
-    if a[0] != b[0] or len(a[1]) != len(b[1]):
-        return False
-    return _compare_items(a[1], b[1], ordered=a[0] not in ("", "\\lbrace"))
-
-
-def _compare_numbers(left: str, right: str) -> bool | None:
-    a, b = number(left), number(right)
-    if a is None or b is None:
-        return None
-    if left.endswith("%") != right.endswith("%"):
-        scale = 100 if left.endswith("%") else Fraction(1, 100)
-        return a == b or a * scale == b
-    return a == b
-
-
-def lost_by_parsing(text: str) -> bool:
-    """Whether a formula parser would drop words of it ('27 and 64' must not become 64: MTH-02)."""
-    bare = re.sub(r"\\[a-zA-Z]+|(?<![a-zA-Z])(?:pi|sqrt|sin|cos|tan|log|ln|exp|abs)(?![a-zA-Z])", " ", text)
-    return re.search(r"[a-zA-Z]{3,}|[a-zA-Z]{2,} |[a-zA-Z] [a-zA-Z]", bare.strip()) is not None
-
-
-def _items(text: str) -> tuple[str, list[str]]:
-    r"""Brackets and members of a list, tuple, interval or set: '(3,7)' -> ('()', ['3', '7'])."""
-    if text.startswith("\\lbrace") and text.endswith("\\rbrace"):
-        return "\\lbrace", _split(text[len("\\lbrace") : -len("\\rbrace")])
-    if text[:1] in ("(", "[") and text[-1:] in (")", "]") and len(_split(text[1:-1])) > 1 and _wraps(text):
-        return text[0] + text[-1], _split(text[1:-1])
-    return "", _split(text)
-
-
-def _wraps(text: str) -> bool:
-    """Whether the first bracket closes at the very end ('(1,2),(3,4)' does not)."""
-    depth = 0
-    for i, char in enumerate(text):
-        depth += (char in "([") - (char in ")]")
-        if depth == 0:
-            return i == len(text) - 1
-    return False
-
-
-def _split(text: str) -> list[str]:
-    """Split at commas outside all brackets; a plus-minus is two members."""
-    parts, depth, start = [], 0, 0
-    for i, char in enumerate(text):
-        depth += (char in "([{") - (char in ")]}")
-        if char == "," and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    parts.append(text[start:])
-    parts = [p.strip() for p in parts]
-    return [
-        q
-        for p in parts
-        for q in (
-            (p.replace("\\pm", "", 1).strip(), "-" + p.replace("\\pm", "", 1).strip()) if p.startswith("\\pm") else (p,)
-        )
-    ]
-
-
-def _compare_items(left: list[str], right: list[str], ordered: bool) -> bool:
-    from iha.evals import symbolic
-
-    def same(a: str, b: str) -> bool:
-        if a == b:
-            return bool(a)
-        verdict = compare(a, b)
-        return symbolic.equal(a, b) if verdict is None else verdict
-
-    if ordered:
-        return all(same(a, b) for a, b in zip(left, right, strict=True))
-    rest = list(right)
-    for a in left:
-        match = next((b for b in rest if same(a, b)), None)
-        if match is None:
-            return False
-        rest.remove(match)
-    return True

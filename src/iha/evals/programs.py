@@ -8,17 +8,19 @@ from collections.abc import Sequence
 #: Where a function completion of a base model ends (HumanEval's stop words).
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n@", "\n```", "<|")
 _FENCE = re.compile(r"```[ \t]*(?:[pP]ython3?|py)?[ \t]*\r?\n(?P<code>.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+_DEFINES = re.compile(r"^\s*(?:async\s+def|def|class)\s", re.MULTILINE)
 _MARKED = re.compile(r"\[BEGIN\]\r?\n?(?P<code>.*?)(?:\[DONE\]|\Z)", re.DOTALL)
 
 
 def code_of(text: str) -> str | None:
-    """The program in a text: the last code fence, else between [BEGIN] and [DONE], else the text itself.
+    """The program in a text: the last code fence that defines something (a later one may only show its use), else the
+    last fence, else what stands between [BEGIN] and [DONE], else the text itself.
 
     Leading spaces are kept: they may be the indentation of a function body. None if nothing but white space is left.
     """
     fences = [m["code"] for m in _FENCE.finditer(text) if m["code"].strip()]
     if fences:
-        return fences[-1]
+        return next((code for code in reversed(fences) if _DEFINES.search(code)), fences[-1])
     marked = _MARKED.search(text)
     code = marked["code"] if marked else text.split("[DONE]", 1)[0]
     return code.rstrip() or None
@@ -42,7 +44,7 @@ def complete(prompt: str, text: str, entry_point: str, stops: Sequence[str] = ST
         stops: strings a completion ends at.
     """
     code = code_of(text) if "```" in text else None
-    if code is None and defines(text, entry_point):
+    if code is None and not text.lstrip("\r\n").startswith((" ", "\t")) and defines(text, entry_point):
         code = text
     if code is not None and defines(code, entry_point):
         head = re.split(

@@ -29,21 +29,19 @@ class _Child:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
         self._lock = threading.Lock()
 
     def ask(self, left: str, right: str, seconds: float) -> bool:
         """Whether the two are equal; False if the answer takes longer than `seconds` or the child dies."""
         with self._lock:
-            process = self._process or self._start()
             try:
+                process = self._process if self._process and self._owner == os.getpid() else self._start()
                 assert process.stdin is not None
                 process.stdin.write(json.dumps([left, right]).encode() + b"\n")
                 process.stdin.flush()
                 return _line(process, seconds) == b"1\n"
-            except OSError:
-                self._stop()
-                return False
-            except TimeoutError:
+            except OSError:  # TimeoutError is one
                 self._stop()
                 return False
 
@@ -56,7 +54,7 @@ class _Child:
             stderr=subprocess.DEVNULL,
             env=environment,
         )
-        self._process = process
+        self._process, self._owner = process, os.getpid()
         _line(process, START_SECONDS)
         return process
 
