@@ -58,7 +58,7 @@ class BookSource(Frozen):
 
 
 class TemplateSource(Frozen):
-    """Generated word problems, short maths and short programs with a worked `<think>` part (SFT only)."""
+    """Generated word problems, short maths and short programs; SFT adds a worked `<think>` part."""
 
     kind: Literal["templates"]
     tasks: tuple[Literal["gsm8k", "math500", "mbpp"], ...] = ("gsm8k", "math500", "mbpp")
