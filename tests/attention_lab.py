@@ -47,7 +47,8 @@ def frame(length, head_dim=8, *, per_token=(1,), theta=THETA, **kwargs):
     """Frame of a whole sequence; fp64 angles, as the oracle's."""
     rope = Rope(head_dim, theta)
     angle = torch.outer(torch.arange(4096, dtype=torch.float64), rope.inv_freq)
-    rope._tables[torch.device("cpu")] = (angle.cos(), angle.sin())
+    cos, sin = angle.cos(), angle.sin()
+    rope._tables[torch.device("cpu")] = (torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1))
     return Frame(length, rope, torch.device("cpu"), per_token=per_token, **kwargs)
 
 

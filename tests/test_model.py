@@ -64,7 +64,7 @@ def test_att_05_inverse_frequencies_and_table_length():
     assert rope.inv_freq[1].item() == pytest.approx(0.81462, abs=1e-5)
     cpu = torch.device("cpu")
     cos, _ = rope.span(0, 131_072, cpu)
-    assert cos.shape == (131_072, 64)
+    assert cos.shape == (131_072, 128)
     exact = 131_071 * 500_000.0 ** (-2 / 128)
     assert cos[-1, 1].item() == pytest.approx(torch.tensor(exact, dtype=torch.float64).cos().item(), abs=1e-7)
     with pytest.raises(IndexError):

@@ -26,22 +26,27 @@ class Rope:
         self._tables: dict[torch.device, Rotation] = {}
 
     def table(self, length: int, device: torch.device) -> Rotation:
-        """Cosine and sine of positions 0 .. length - 1 or more, each (>= length, head_dim / 2) fp32."""
+        """Tables (>= length, head_dim) fp32 for both halves of a head: (cos, cos) and (-sin, sin).
+
+        With these a rotation is x cos + (x with halves swapped) sin.
+        """
         known = self._tables.get(device)
         if known is None or known[0].shape[0] < length:
             rows = length if known is None else max(length, 2 * known[0].shape[0])
             angle = torch.outer(torch.arange(rows, dtype=torch.float64, device="cpu"), self.inv_freq)
-            known = (angle.cos().float().to(device), angle.sin().float().to(device))
+            cos, sin = angle.cos(), angle.sin()
+            halves = torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
+            known = (halves[0].float().to(device), halves[1].float().to(device))
             self._tables[device] = known
         return known
 
     def span(self, start: int, length: int, device: torch.device) -> Rotation:
-        """Rotation of positions start .. start + length - 1, each (length, head_dim / 2)."""
+        """Rotation of positions start .. start + length - 1, each (length, head_dim)."""
         cos, sin = self.table(start + length, device)
         return cos[start : start + length], sin[start : start + length]
 
     def gather(self, positions: Tensor, longest: int) -> Rotation:
-        """Rotation of any positions, each (\\*positions.shape, head_dim / 2); all must be below `longest`.
+        """Rotation of any positions, each (positions.shape, head_dim); all must be below `longest`.
 
         Raises:
             IndexError: a position lies beyond the table.
@@ -51,11 +56,10 @@ class Rope:
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate (..., length, heads, head_dim) by (length, head_dim / 2) or (batch, length, head_dim / 2) angles.
+    """Rotate (..., length, heads, head_dim) by angles of (length, head_dim) or (batch, length, head_dim).
 
     Computed in fp32 (float64 stays float64), returned in the type of `x`.
     """
     cos, sin = (part.unsqueeze(-2) for part in rotation)
-    first, second = x.chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(x.dtype)
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)

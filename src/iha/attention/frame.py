@@ -39,7 +39,7 @@ class Frame:
         self.rotations: dict[int, Rotation] = {p: self._rotation(rope, p) for p in per_token}
 
     def _rotation(self, rope: Rope, per_token: int) -> Rotation:
-        """Angles of virtual positions n P + p (spec 2.3), each (length P, d/2), or (B, length P, d/2) if padded."""
+        """Angles of virtual positions n P + p (spec 2.3), each (length P, d), or (B, length P, d) if padded."""
         start, length = self.start * per_token, self.length * per_token
         if self.pad is None:
             return rope.span(start, length, self.device)

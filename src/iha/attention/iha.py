@@ -70,14 +70,26 @@ class InterleavedHeadAttention(Attention[IhaSpec]):
 def interleave(alpha: Tensor, x: Tensor) -> Tensor:
     """Mix heads (B, N, H, d) by alpha (P, H, H) into virtual tokens (B, N P, H, d), token n's p-th at n P + p."""
     batch, length, heads, d = x.shape
-    mixed = torch.matmul(alpha.flatten(0, 1).to(x.dtype), x)
-    return mixed.view(batch, length * alpha.shape[0], heads, d)
+    return mix(alpha.flatten(0, 1), x).view(batch, length * alpha.shape[0], heads, d)
 
 
 def collapse(weight: Tensor, pseudo: Tensor) -> Tensor:
     """Collapse pseudo-outputs (B, N P, H, d) by (H, P, H) or per head (P, H) to heads (B, N, H, d)."""
     batch, _, heads, d = pseudo.shape
-    weight, per_token = weight.to(pseudo.dtype), weight.shape[-2]
+    per_token = weight.shape[-2]
     if weight.dim() == 2:
-        return (pseudo.reshape(batch, -1, per_token, heads, d) * weight[:, :, None]).sum(dim=2)
-    return torch.matmul(weight.flatten(1), pseudo.reshape(batch, -1, per_token * heads, d))
+        tokens = pseudo.reshape(batch, -1, per_token, heads, d)
+        return (tokens * weight.to(pseudo.dtype)[:, :, None]).sum(dim=2)
+    return mix(weight.flatten(1), pseudo.reshape(batch, -1, per_token * heads, d))
+
+
+def mix(matrix: Tensor, x: Tensor) -> Tensor:
+    """Rows (out, in) of `matrix` on the heads of x (B, N, in, d): (B, N, out, d).
+
+    One small product per token, told explicitly: `matmul` would fold tokens together by way of two copies, at twice
+    the time.
+    """
+    batch, length, heads, d = x.shape
+    tokens = x.reshape(batch * length, heads, d)
+    mixed = torch.bmm(matrix.to(x.dtype).expand(batch * length, -1, -1), tokens)
+    return mixed.view(batch, length, -1, d)
