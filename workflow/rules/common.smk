@@ -91,11 +91,7 @@ save_summaries(Path(".snakemake/iha-code.json"))
 
 def named(wildcards, input):
     """Parent manifests as NAME=PATH (`items_`: Snakemake keeps the name `items` for itself)."""
-    return " ".join(
-        f"{name.rstrip('_')}={path}"
-        for name, path in input.items()
-        if name not in {"tracking", "flops"}
-    )
+    return " ".join(f"{name.rstrip('_')}={path}" for name, path in input.items() if name != "tracking")
 
 
 def run_manifest(stage, variant="{variant}", seed="{seed}"):
