@@ -67,7 +67,8 @@ class Transformer(nn.Module):
             raise ConfigError(
                 f"attention {spec.kind}: " + "; ".join(problems) + ". Change it in the config's variants."
             )
-        self.embed = nn.Embedding(vocab_size, config.hidden_dim)
+        # Given its weight, the module does not draw one: on the meta device that would import torch's compiler (2.5 s).
+        self.embed = nn.Embedding(vocab_size, config.hidden_dim, _weight=torch.empty(vocab_size, config.hidden_dim))
         self.blocks = nn.ModuleList(
             Block(config, build_attention(spec, geometry, layer, backend)) for layer in range(config.n_layers)
         )

@@ -30,6 +30,8 @@ log = logging.getLogger("iha")
 Finish = Literal["stop", "eos", "length", "no_room"]
 #: Tokens (padding and room for the answer included) that one batch may hold: bounds the KV cache of long prompts.
 BATCH_TOKENS = 131_072
+#: A job shorter than this share of the batch's longest starts a batch of its own: padding costs as much as text.
+_ALIKE = 0.7
 _PROGRESS_SECONDS = 10.0
 
 
@@ -233,7 +235,8 @@ class Generator:
         for index, draws in units:
             largest = largest or jobs[index].size
             total = len(rows) + len(draws)
-            if rows and (total > self.batch_size or total * largest > self.batch_tokens):
+            full = total > self.batch_size or total * largest > self.batch_tokens
+            if rows and (full or jobs[index].size < _ALIKE * largest):
                 yield rows
                 rows, largest = [], jobs[index].size
             digest = jobs[index].digest
