@@ -44,7 +44,7 @@ def gold_scores(
     order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
     was_training = model.training
     model.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         while order:
             longest = len(pairs[order[0]][0]) + len(pairs[order[0]][1])
             rows, order = _split(order, min(batch_size, max(1, BATCH_TOKENS // longest)))

@@ -215,7 +215,7 @@ class Generator:
         progress = _Progress(label, sum(len(job.draws) for job in jobs))
         was_training = self.model.training
         self.model.eval()
-        with torch.inference_mode():
+        with torch.no_grad():
             for rows in self._batches(jobs):
                 for row in self._decode(jobs, rows, listener, progress):
                     listener.on_answer(row.job, row.draw, row.answer(self.tokenizer))
