@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+# Workers of the test run share the cores; torch's spinning threads would cost more than they bring.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 REQUIRED = set(filter(None, os.environ.get("IHA_REQUIRE", "").split(",")))
 
 
