@@ -118,17 +118,17 @@ def test_evl_04_an_answer_that_hits_the_limit_says_so_and_has_no_end():
 
 def test_finished_rows_leave_the_batch_and_samples_share_one_prefill():
     """Two prompts, three samples of the first; the first's script is 2 tokens long, the second's 5."""
-    one, two = prompt(6, 1)[:-1] + (11,), prompt(9, 2)[:-1] + (12,)
+    one, two = (*prompt(6, 1)[:-1], 11), (*prompt(9, 2)[:-1], 12)
     model = Scripted({11: [20, 21], 12: [20, 21, 22, 23, 24]})
     run(model, [Job(one, draws(3, tokens=50)), Job(two, (greedy(50),))], batch_size=4)
     assert model.forwards == [(2, 9), (4, 1), (4, 1), (1, 1), (1, 1), (1, 1)]
-    assert model.prompts == [list(one), list(two)]
+    assert model.prompts == [list(two), list(one)], "the longest first"
 
 
 def test_batches_hold_alike_jobs_within_their_two_limits():
     model = Scripted({30: [20]})
     sizes = [100, 90, 75, 40, 39, 38]
-    jobs = [Job(prompt(n - 5, n)[:-1] + (30,), (greedy(5),)) for n in sizes]
+    jobs = [Job((*prompt(n - 5, n)[:-1], 30), (greedy(5),)) for n in sizes]
     run(model, jobs, batch_size=8)
     assert [rows for rows, tokens in model.forwards if tokens > 1] == [3, 3]
     model.forwards.clear()
