@@ -345,6 +345,14 @@ def test_stage_writes_hashed_items_and_says_where_text_is_not_rulers(tmp_path, t
     assert items == made("niah_single_2", 1024, 3, tokenizer, stage._materials(context_of_again(tmp_path)))
 
 
+def test_stage_names_every_task_that_does_not_fit(tmp_path, tokenizer):
+    part = RulerSlice(length=300, tasks=("niah_multiquery", "niah_single_1", "cwe"), samples=3)
+    with pytest.raises(UserError) as caught:
+        stage.body(part, context_of(tmp_path, tokenizer))
+    assert [line.split("'")[1] for line in str(caught.value).splitlines()] == ["niah_multiquery", "cwe"]
+    assert not (tmp_path / "ruler").exists()
+
+
 def context_of_again(tmp_path):
     path = tmp_path / "mirror" / "train.jsonl"
     items = Manifest(

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from iha.data.tokenizer import Tokenizer
+from iha.errors import UserError
 from iha.evals.ruler.generate import Materials, generate, source_of
 from iha.evals.ruler.haystack import read_haystack
 from iha.evals.ruler.items import item_path, write_items
@@ -19,6 +20,7 @@ def body(part: RulerSlice, context: Context) -> Made:
     """Write `<state>/ruler/<length>/<task>.jsonl`."""
     tokenizer = Tokenizer.load(context.state / "tokenizer")
     materials = _materials(context)
+    _feasible(part, tokenizer, materials)
     made = Made(facts={"length": part.length, "tokenizer": tokenizer.sha256, "tasks": {}})
     for task in part.tasks:
         items = list(generate(task, part.length, part.samples, tokenizer, materials))
@@ -35,6 +37,18 @@ def body(part: RulerSlice, context: Context) -> Made:
         }
         log.info("%s at %d: %d items of %d to %d tokens", task, part.length, len(items), min(lengths), max(lengths))
     return made
+
+
+def _feasible(part: RulerSlice, tokenizer: Tokenizer, materials: Materials) -> None:
+    """Make one item of each task, so that all that cannot be made is named at once, before the work."""
+    problems = []
+    for task in part.tasks:
+        try:
+            next(generate(task, part.length, 1, tokenizer, materials))
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
 
 
 def _materials(context: Context) -> Materials:
