@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from iha.evals.tasks import offline
 from iha.manifest import verify_files
-from iha.provenance import code_fingerprint
 from iha.slices import EvalSlice
 from iha.stages.common import Context, Made, run
 from iha.tracking import Tracker
@@ -80,9 +79,8 @@ def _subject(context: Context) -> Subject:
 
 
 def _identity(subject: Subject, context: Context) -> str:
-    """What an answer depends on besides its prompt: weights, tokenizer, the code that decodes."""
-    code = code_fingerprint("iha.evals.generate", "iha.model")
-    return f"{subject.weights}|{context.inputs['tokenizer'].facts['sha256']}|{code}"
+    """What an answer depends on besides its prompt: weights, tokenizer, code."""
+    return f"{subject.weights}|{context.inputs['tokenizer'].facts['sha256']}|{context.code}"
 
 
 def _load(part: EvalSlice, context: Context, subject: Subject, journal: Any) -> tuple[IhaLM, dict[str, Any]]:
