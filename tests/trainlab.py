@@ -135,7 +135,7 @@ class Child:
     @property
     def text(self) -> str:
         """What it has printed."""
-        return self.log.read_text()
+        return self.log.read_text() if self.log.exists() else ""
 
 
 class Lab:

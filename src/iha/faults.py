@@ -1,7 +1,7 @@
-"""Named points at which a test can kill the process: ``IHA_FAULT=point[@n]:action``, the n-th passage (from 1).
+"""Named points at which a test can stop the process: ``IHA_FAULT=point[@n]:action``, the n-th passage (from 1).
 
-Actions: ``kill`` (SIGKILL, as a node failure does), ``term`` (SIGTERM to itself, as a time limit does), ``sleep``
-(ten minutes, for a test that kills from outside). Costs one comparison when the variable is not set.
+Actions: ``kill`` (SIGKILL, as a node failure does) and ``wait=PATH`` (until that file exists, at most a minute, so
+that a test can act from outside at a known place). Costs one comparison when the variable is not set.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 _PLAN = os.environ.get("IHA_FAULT", "")
 _PASSED: Counter[str] = Counter()
@@ -27,7 +28,8 @@ def _act(name: str) -> None:
     _PASSED[name] += 1
     if name != wanted or _PASSED[name] != int(count or 1):
         return
-    if action == "sleep":
-        time.sleep(600)
-        return
-    os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGTERM)
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    gate, deadline = Path(action.removeprefix("wait=")), time.monotonic() + 60
+    while not gate.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)

@@ -19,6 +19,7 @@ import torch
 from iha.data.loader import Batches
 from iha.data.store import TokenStore
 from iha.errors import ConfigError, DataError, UserError
+from iha.faults import point
 from iha.manifest import sync_folder
 from iha.model import Transformer, build_model
 from iha.modelfile import load_model, save_model
@@ -213,6 +214,7 @@ def _export(run: Run, model: Transformer) -> None:
     for leftover in (temporary, old):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir()
+    point("export")
     save_model(plain, temporary, {"stage": part.stage, "variant": part.variant.name, "seed": part.seed})
     if final.exists():
         final.rename(old)
