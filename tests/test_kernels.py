@@ -64,6 +64,7 @@ def small_tiles(monkeypatch):
     """Small tiles, so that small shapes have heads, repeated bands and ragged ends."""
     monkeypatch.setattr(banded, "BAND_ROWS", 6)
     monkeypatch.setattr(banded, "TILE_ROWS", 10)
+    monkeypatch.setattr(banded, "MOST_REPEATS", 3)
     monkeypatch.setattr(dispatch, "MERGE_FROM", 0)
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from iha.attention import Attention, Frame, build_attention
+from iha.attention.kernels import announce
 from iha.cache import KVCache, LayerCache
 from iha.config import ModelConfig
 from iha.errors import ConfigError
@@ -60,7 +61,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.spec = config, spec
-        self.vocab_size, self.pretrain_len = vocab_size, pretrain_len
+        self.vocab_size, self.pretrain_len, self.backend = vocab_size, pretrain_len, backend
         geometry = Geometry(config.hidden_dim, config.n_layers, config.n_heads, pretrain_len)
         problems = spec.problems(geometry)
         if problems:
@@ -123,6 +124,7 @@ class Transformer(nn.Module):
         pad: Tensor | None = None,
     ) -> Tensor:
         """Hidden states (B, N, D) after the final norm; arguments as in `forward`."""
+        announce(tokens.device.type, self.backend)
         start = self._open(cache, tokens, doc_ids, pad)
         frame = Frame(
             tokens.shape[1],

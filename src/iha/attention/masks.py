@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ class Mask:
     `group`: 1 for flat causality; P for token causality, where a query sees every pseudo-key of its own token and the
     window counts whole tokens (spec 2.4). `per_token`: virtual tokens per token. `first`: index in tokens of the first
     key, counted from the start of the sequence, pads included. `pad` (B,): left-pad tokens of each row. `documents`
-    (B, tokens of the keys): only keys of the query's own document are seen (PCK-01).
+    (B, tokens of the keys): only keys of the query's own document are seen (PCK-01). `memo`: what kernels have made of
+    this mask, for the next layer that uses it.
     """
 
     n_queries: int
@@ -32,7 +34,7 @@ class Mask:
     first: int = 0
     pad: Tensor | None = None
     documents: Tensor | None = None
-    _step_bias: list[Tensor | None] = field(default_factory=list, repr=False, compare=False)
+    memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def offset(self) -> int:
@@ -92,9 +94,10 @@ class Mask:
     def step_bias(self, like: Tensor) -> Tensor | None:
         """Bias of all queries over `keys_of` them; None if all are seen. Made once per mask, for many layers."""
         if self.ragged:
-            if not self._step_bias:
-                self._step_bias.append(additive(self.dense(like.device, (0, self.n_queries)), like.dtype))
-            return self._step_bias[0]
+            if "bias" not in self.memo:
+                self.memo["bias"] = additive(self.dense(like.device, (0, self.n_queries)), like.dtype)
+            bias: Tensor = self.memo["bias"]
+            return bias
         if self.n_queries <= self.group:
             return None
         low, high = self.keys_of(0, self.n_queries)

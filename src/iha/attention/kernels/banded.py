@@ -17,9 +17,12 @@ from torch import Tensor
 from iha.attention.kernels import flash_cpu
 from iha.attention.masks import Mask, additive
 
-#: Rows of a repeated tile, and of a single one: enough work per call, little waste at the mask's edges.
+#: Least rows of a repeated tile, and rows of a single one: enough work per call, little waste at the mask's edges.
 BAND_ROWS = 64
 TILE_ROWS = 256
+
+#: Repeats of one call. Backward needs the keys' gradient once per repeat before folding: 18 windows' worth at most.
+MOST_REPEATS = 16
 
 Operands = tuple[Tensor, Tensor, Tensor]
 
@@ -44,31 +47,33 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 
 def tiles(mask: Mask) -> Iterator[Tile]:
     """Cut the visible region: a causal head, a repeated band, and single tiles for what fits neither."""
-    band_from = 0
-    if mask.windowed and mask.window is not None and not mask.ragged:
-        band_from = max(0, mask.window - mask.offset)
-        rows = -(-BAND_ROWS // mask.group) * mask.group
-        repeat = (mask.n_queries - band_from) // rows
-        if repeat > 1:
-            yield from _head(mask, band_from)
-            col = mask.offset + band_from - mask.window
-            yield Tile(band_from, rows, col, rows + mask.window, repeat)
-            yield from _single(mask, band_from + repeat * rows, mask.n_queries)
-            return
-    yield from _head(mask, mask.n_queries)
+    if mask.window is None or mask.ragged or not mask.windowed:
+        yield from _head(mask, mask.n_queries)
+        return
+    start = max(0, mask.window - mask.offset)
+    yield from _head(mask, start)
+    rows = _multiple(min(max(BAND_ROWS, mask.window // 8), TILE_ROWS), mask.group)
+    while (repeat := min((mask.n_queries - start) // rows, MOST_REPEATS)) > 1:
+        yield Tile(start, rows, mask.offset + start - mask.window, rows + mask.window, repeat)
+        start += repeat * rows
+    yield from _single(mask, start, mask.n_queries)
+
+
+def _multiple(rows: int, group: int) -> int:
+    return -(-rows // group) * group
 
 
 def _head(mask: Mask, stop: int) -> Iterator[Tile]:
     """The first `stop` queries: one causal call where the mask is nothing but causal, else single tiles."""
-    unseen = mask.window is None or stop <= mask.window
-    if mask.offset == 0 and mask.group == 1 and not mask.ragged and unseen and stop:
+    whole = mask.window is None or stop <= mask.window
+    if stop and whole and mask.offset == 0 and mask.group == 1 and not mask.ragged:
         yield Tile(0, stop, 0, stop, causal=True)
     else:
         yield from _single(mask, 0, stop)
 
 
 def _single(mask: Mask, start: int, stop: int) -> Iterator[Tile]:
-    step = -(-TILE_ROWS // mask.group) * mask.group
+    step = _multiple(TILE_ROWS, mask.group)
     for row in range(start, stop, step):
         end = min(row + step, stop)
         low, high = mask.keys_of(row, end)

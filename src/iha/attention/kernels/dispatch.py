@@ -8,12 +8,10 @@ from functools import cache
 import torch.nn.functional as F
 from torch import Tensor
 
-from iha.attention.kernels import banded, flash_cpu, merged, reference, sdpa
+from iha.attention.kernels import banded, flash, flash_cpu, merged, reference, sdpa
 from iha.attention.masks import Mask
 
 log = logging.getLogger("iha")
-
-BACKENDS = ("auto", "reference", "sdpa", "banded", "flex", "flash")
 
 #: Up to this many queries on more keys, a decode step: one small bias, no kernel's set-up.
 FEW_QUERIES = 16
@@ -39,17 +37,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, backend: s
         q, k = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k))
     if v.shape[1] != q.shape[1]:
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-    return KERNELS[choose(q.device.type, backend)](q, k, v, mask, scale)
+    kernel = KERNELS[choose(q.device.type, backend)]
+    return kernel(q, k, v, mask, scale)
+
+
+def choose(device: str, backend: str) -> str:
+    """Kernel family of a device type; `auto` takes what is exact and fastest there.
+
+    On a GPU: SDPA where a causal flag says all, FlexAttention for every other mask.
+    """
+    if backend != "auto":
+        return backend
+    if device == "cuda":
+        return "fused"
+    return "banded" if flash_cpu.AVAILABLE else "sdpa"
 
 
 @cache
-def choose(device: str, backend: str) -> str:
-    """The kernel family for a device type, logged once."""
-    chosen = backend
-    if backend == "auto":
-        chosen = "banded" if device == "cpu" and flash_cpu.available() else "sdpa"
-    log.info("attention kernels on %s: %s", device, chosen)
-    return chosen
+def announce(device: str, backend: str) -> None:
+    """Log the choice, once per process."""
+    log.info("attention kernels on %s: %s", device, choose(device, backend))
 
 
 def _few(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
@@ -62,7 +69,7 @@ def _few(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 
 
 def _banded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-    if mask.plain or not flash_cpu.available():
+    if mask.plain or q.device.type != "cpu" or not flash_cpu.AVAILABLE:
         return sdpa.attend(q, k, v, mask, scale)
     if mask.square and not mask.windowed and not mask.ragged:
         if mask.n_keys < MERGE_FROM:
@@ -71,4 +78,18 @@ def _banded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
     return banded.attend(q, k, v, mask, scale)
 
 
-KERNELS = {"sdpa": sdpa.attend, "banded": _banded}
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    return sdpa.attend(q, k, v, mask, scale) if mask.plain else _flex(q, k, v, mask, scale)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    from iha.attention.kernels import flex  # half a second of imports, for whom it serves
+
+    return flex.attend(q, k, v, mask, scale)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    return flash.attend(q, k, v, mask, scale) if mask.square else sdpa.attend(q, k, v, mask, scale)
+
+
+KERNELS = {"sdpa": sdpa.attend, "banded": _banded, "fused": _fused, "flex": _flex, "flash": _flash}

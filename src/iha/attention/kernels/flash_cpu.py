@@ -7,8 +7,6 @@ gradient: its weights are exp(score - lse) and its row term is rowsum(grad x out
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -16,8 +14,11 @@ _FORWARD = ("query", "key", "value", "dropout_p", "is_causal", "attn_mask", "sca
 _BACKWARD = ("grad_out", "query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal", "attn_mask", "scale")
 
 
-@cache
-def available() -> bool:
+def _names(operator: torch._ops.OpOverload) -> tuple[str, ...]:
+    return tuple(argument.name for argument in operator._schema.arguments)
+
+
+def _available() -> bool:
     """Whether this torch has both operators with the signatures used here."""
     try:
         forward_op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -27,8 +28,8 @@ def available() -> bool:
     return (_names(forward_op), _names(backward_op)) == (_FORWARD, _BACKWARD)
 
 
-def _names(operator: torch._ops.OpOverload) -> tuple[str, ...]:
-    return tuple(argument.name for argument in operator._schema.arguments)
+#: Settled at import, so that compiled graphs see a constant.
+AVAILABLE = _available()
 
 
 def forward(
