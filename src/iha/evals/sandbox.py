@@ -90,8 +90,8 @@ def run_program(code: str, tests: str, timeout: float = 5.0) -> Verdict:
     Args:
         code: the program.
         tests: statements that raise if the program is wrong; they see the program's names.
-        timeout: seconds the program may take, up to four times as many on a busy machine: a slow node must not fail
-            a right program.
+        timeout: seconds the program may take on a machine that is not overloaded; more on one that is (`_patience`):
+            a slow node must not fail a right program.
 
     Raises:
         UserError: no sandbox can be built here.
@@ -126,10 +126,11 @@ def _run(code: str, tests: str, timeout: float) -> Verdict:
 def _once(code: str, tests: str, timeout: float, errors: IO[bytes] | None) -> Verdict | None:
     """One program in one sandbox, None if that did not start; bubblewrap's own messages go to `errors`."""
     limit = timeout * _patience()
+    processor = math.ceil(min(limit, 2 * timeout))  # shared caches and hyperthreads slow a program at most twofold
     here, there = socket.socketpair()
     with here, there, bubblewrap.call_filter() as bpf:
         process = subprocess.Popen(
-            bubblewrap.command(there.fileno(), bpf, bubblewrap.own_uid(), math.ceil(limit)),
+            bubblewrap.command(there.fileno(), bpf, bubblewrap.own_uid(), processor),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors or subprocess.DEVNULL,
@@ -138,14 +139,14 @@ def _once(code: str, tests: str, timeout: float, errors: IO[bytes] | None) -> Ve
         )
         try:
             there.close()
-            return _judge(here, marshal.dumps((code, tests)), limit)
+            return _judge(here, marshal.dumps((code, tests)), timeout, limit)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-def _judge(here: socket.socket, job: bytes, limit: float) -> Verdict | None:
+def _judge(here: socket.socket, job: bytes, timeout: float, limit: float) -> Verdict | None:
     """Send the job, wait for the start (None if there is none), then for the verdict until the clock runs out."""
     nonce = secrets.token_bytes(sandbox_guest.NONCE_BYTES)
     try:
@@ -160,8 +161,8 @@ def _judge(here: socket.socket, job: bytes, limit: float) -> Verdict | None:
         reply = _reply(here, start + limit + 0.5)
     except OSError:  # out of time, or gone with the nonce unread
         reply = b""
-    if not reply and time.monotonic() - start >= limit:
-        return Verdict(False, f"no verdict after {limit:.3g} s")
+    if not reply and time.monotonic() - start >= timeout:
+        return Verdict(False, f"no verdict after {timeout:g} s")
     if reply == b"P" + nonce:
         return Verdict(True, "passed")
     if reply.startswith(b"F"):
@@ -170,8 +171,8 @@ def _judge(here: socket.socket, job: bytes, limit: float) -> Verdict | None:
 
 
 def _patience() -> float:
-    """How much longer a program may take than on an idle machine: runnable processes per core, within 1 to 4."""
-    return min(4.0, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))))
+    """How many times longer a program may take than on an idle machine: 1 up to one runnable process per core."""
+    return min(10.0, max(1.0, 2 * os.getloadavg()[0] / len(os.sched_getaffinity(0)) - 1))
 
 
 def _reply(here: socket.socket, end: float) -> bytes:
