@@ -94,8 +94,11 @@ def row_of(records: Sequence[Record], metric: str, source: str, k: int | None = 
     value, stderr = mean_stderr(values) if values else (None, None)
     if metric == "truncated" and value is not None and value > MANY_TRUNCATED:
         note = f"{value:.0%} of the answers stop at the generation limit"
-    if value is None and note is None:
-        note = "not measured"
+    crowded = sum(bool(record.scores.get("no_room")) for record in records)
+    if note is None:
+        note = (
+            "not measured" if value is None else f"{crowded} of {len(records)} prompts did not fit" if crowded else None
+        )
     return Row(first.benchmark, first.task, metric, value, len(values), k, stderr, source, first.length, note)
 
 
