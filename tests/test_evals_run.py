@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import signal
 
 import pytest
 from datalab import SIZE, tokenizer
@@ -13,7 +14,8 @@ from lm_eval.evaluator import evaluate as lm_eval_evaluate
 
 from iha.config import BookSource, Suite, Variant
 from iha.errors import UserError
-from iha.evals import sandbox
+from iha.evals import longctx, sandbox
+from iha.evals import run as run_module
 from iha.evals.journal import Journal
 from iha.evals.lm import IhaLM
 from iha.evals.longctx import run_ruler
@@ -23,7 +25,7 @@ from iha.manifest import Manifest, file_entry, sha256_file, verify_files
 from iha.modelfile import save_model
 from iha.slices import EvalSlice, ItemsSlice, RulerSlice
 from iha.stages import evaluate, items, ruler
-from iha.stages.common import Context
+from iha.stages.common import RESUMABLE, Context
 
 ALL = tuple(SOURCES)
 BASE = Settings(samples=3, temperature=0.6, max_new_tokens=300, context=64, limit=3)
@@ -108,8 +110,11 @@ def test_official_rows_are_what_lm_eval_reports(name):
         return texts[sum(map(ord, doc["question" if name == "gsm8k" else "problem"])) % 3]
 
     task = tasks(*ALL)[name]
-    ours = values(run(Oracle(shaky), name, settings=Settings(1, 0.6, 300, 64)))
-    theirs = lm_eval_evaluate(Oracle(shaky), {"tasks": {name: task}}, bootstrap_iters=0)
+    asked, stock = Oracle(shaky), Oracle(shaky)
+    ours = values(run(asked, name, settings=Settings(1, 0.6, 300, 64)))
+    task.set_fewshot_seed(seed=1234)
+    theirs = lm_eval_evaluate(stock, {"tasks": {name: task}}, bootstrap_iters=0)
+    assert [r.args[0] for r in asked.asked[::2]] == [r.args[0] for r in stock.asked], "the prompts are stock"
     (found,) = theirs["results"].values()
     pairs = {
         "strict": "exact_match,strict-match", "flexible": "exact_match,flexible-extract",
@@ -199,6 +204,17 @@ def test_ruler_rows_are_one_per_task_length_and_metric():
     assert (values(wrong, length=64)["official"], values(wrong, length=64)["strict"]) == (1.0, 0.0)
     none = run_ruler(Oracle(lambda doc, n: "no idea"), found, context=64)
     assert values(none, length=64)["official"] == 0.0
+
+
+def test_ruler_prompts_are_held_in_blocks(monkeypatch):
+    found = {(64, "niah_single_1"): ruler_items(), (128, "niah_single_1"): ruler_items()[:2]}
+    whole = run_ruler(IhaLM(net("iha"), tokenizer(), max_length=400), found, context=64)
+    monkeypatch.setattr(longctx, "BLOCK_TOKENS", 130)
+    blocks = [len(block) for block in longctx._blocks(found)]
+    assert blocks == [2, 2, 1]
+    again = run_ruler(IhaLM(net("iha"), tokenizer(), max_length=400), found, context=64)
+    assert [r.answers for r in again.records] == [r.answers for r in whole.records]
+    assert [(r.task, r.length, r.item) for r in again.records] == [(r.task, r.length, r.item) for r in whole.records]
 
 
 def test_ruler_asks_greedily_for_the_tasks_own_number_of_tokens():
@@ -340,3 +356,18 @@ def test_evl_04_prompts_that_did_not_fit_are_counted_in_every_row():
     assert values(outcome)["no_room"] == 1.0 and values(outcome)["em"] == 0.0
     assert {r.note for r in outcome.rows if r.metric in ("em", "p1", "strict")} == {"2 of 2 prompts did not fit"}
     assert values(outcome)["gold_nll"] is None
+
+
+def test_dst_02_a_stopped_evaluation_is_resumable_and_its_run_is_not_a_failure(world, monkeypatch):
+    state, inputs = world
+
+    def stopped(*args):
+        evaluate._stop(signal.SIGTERM, None)
+
+    monkeypatch.setattr(run_module, "run_suite", stopped)
+    part = eval_slice(Suite(name="stopped", model="base", tasks=("gsm8k",)))
+    with pytest.raises(SystemExit) as ended:
+        evaluate.body(part, context(state, inputs))
+    assert ended.value.code == RESUMABLE
+    (journal,) = (state / "evals").rglob("stopped.base/metrics.jsonl")
+    assert json.loads(journal.read_text().splitlines()[-1])["status"] == "KILLED"

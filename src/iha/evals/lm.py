@@ -20,7 +20,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from iha.errors import ConfigError, DataError
 from iha.evals.companion import GoldScore, gold_scores
-from iha.evals.generate import Answer, Draw, Generator, Job, Sampling
+from iha.evals.generate import Answer, Draw, Generator, Job, Sampling, prompt_digest
 from iha.evals.journal import Journal
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         self.seed = seed
         self.journal = journal
         self._chat: dict[str, list[int]] = {}
-        self._expected: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._golds: dict[tuple[tuple[int, ...], tuple[int, ...]], GoldScore] = {}
+        self._expected: dict[bytes, tuple[int, ...]] = {}
+        self._golds: dict[tuple[bytes, bytes], GoldScore] = {}
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
@@ -143,15 +143,18 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         for context, continuation in pairs:
             head, tail = self._encode_pair(context, continuation)
             if self._fits(head, tail):
-                self._expected[tuple(head)] = tuple(tail)
+                self._expected[prompt_digest(head)] = tuple(tail)
 
     def gold(self, pairs: Sequence[tuple[str, str]]) -> list[GoldScore | None]:
         """Teacher-forced score of (context, continuation) texts; None where a pair exceeds `max_length`."""
-        encoded = [(tuple(head), tuple(tail)) for head, tail in (self._encode_pair(*pair) for pair in pairs)]
-        missing = [p for p in dict.fromkeys(encoded) if p not in self._golds and self._fits(*p)]
-        scores = gold_scores(self.model, missing, self.batch_size, self.tokens.pad)
+        encoded = [self._encode_pair(context, continuation) for context, continuation in pairs]
+        keys = [_gold_key(head, tail) for head, tail in encoded]
+        missing = {
+            key: pair for key, pair in zip(keys, encoded, strict=True) if key not in self._golds and self._fits(*pair)
+        }
+        scores = gold_scores(self.model, list(missing.values()), self.batch_size, self.tokens.pad)
         self._golds.update(zip(missing, scores, strict=True))
-        return [self._golds.get(pair) for pair in encoded]
+        return [self._golds.get(key) for key in keys]
 
     def _fits(self, head: Sequence[int], tail: Sequence[int]) -> bool:
         return bool(tail) and len(head) + len(tail) <= self.max_length
@@ -207,7 +210,7 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
             )
             missing = tuple(draw for draw in draws if (prompt, draw) not in found)
             if missing:
-                jobs.append(Job(prompt, missing, self._expected.get(prompt, ())))
+                jobs.append(Job(prompt, missing, self._expected.get(prompt_digest(prompt), ())))
         if jobs:
             collector = _Collector(jobs, found, self._golds, self.journal)
             Generator(self.model, self.tokens, self.batch_size).run(jobs, collector, str(requests[0].task_name))
@@ -256,7 +259,7 @@ class _Collector:
 
     jobs: Sequence[Job]
     answers: dict[tuple[tuple[int, ...], Draw], Answer]
-    golds: dict[tuple[tuple[int, ...], tuple[int, ...]], GoldScore]
+    golds: dict[tuple[bytes, bytes], GoldScore]
     journal: Journal | None
 
     def on_answer(self, job: int, draw: Draw, answer: Answer) -> None:
@@ -268,7 +271,11 @@ class _Collector:
 
     def on_gold(self, job: int, score: GoldScore) -> None:
         """Keep a gold's score."""
-        self.golds[self.jobs[job].prompt, self.jobs[job].gold] = score
+        self.golds[_gold_key(self.jobs[job].prompt, self.jobs[job].gold)] = score
+
+
+def _gold_key(head: Sequence[int], tail: Sequence[int]) -> tuple[bytes, bytes]:
+    return prompt_digest(head), prompt_digest(tail)
 
 
 def sampling_of(kwargs: dict[str, Any], seed: int = 0) -> Sampling:

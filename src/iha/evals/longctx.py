@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.instance import Instance
@@ -20,11 +19,14 @@ if TYPE_CHECKING:
     from iha.evals.ruler.items import Item
 
 log = logging.getLogger("iha")
+Key = tuple[int, str]
+#: Tokens of prompts held at once: 60 prompts of 64k, or a whole small suite.
+BLOCK_TOKENS = 4_000_000
 #: Scores of every RULER row set, measured or not.
 METRICS = ("official", "strict")
 
 
-def run_ruler(lm: LM, items: Mapping[tuple[int, str], Sequence[Item]], context: int, chat: bool = False) -> Outcome:
+def run_ruler(lm: LM, items: Mapping[Key, Sequence[Item]], context: int, chat: bool = False) -> Outcome:
     """Answer and score the items of every (length, task).
 
     Args:
@@ -33,28 +35,48 @@ def run_ruler(lm: LM, items: Mapping[tuple[int, str], Sequence[Item]], context: 
         context: tokens the model was trained on.
         chat: the input is the user's turn and the answer prefix opens the assistant's (RUL-04).
     """
-    requests = {key: [_request(lm, key[1], item, chat) for item in chosen] for key, chosen in items.items()}
-    log.info("ruler: %d items of %d task lengths", sum(map(len, requests.values())), len(requests))
-    golds = {
-        key: [(request.args[0], _gold(item)) for request, item in zip(group, items[key], strict=True)]
-        for key, group in requests.items()
-    }
-    expect_golds(lm, [pair for group in golds.values() for pair in group])
-    flat = iter(ask(lm, [(request, 1) for group in requests.values() for request in group]))
-    replies = {key: [reply for (reply,) in islice(flat, len(group))] for key, group in requests.items()}
+    log.info("ruler: %d items of %d task lengths", sum(map(len, items.values())), len(items))
+    records: dict[Key, list[Record]] = {key: [] for key in items}
+    for block in _blocks(items):
+        for key, record in zip((key for key, _ in block), _answered(lm, block, context, chat), strict=True):
+            records[key].append(record)
     outcome = Outcome([], [])
-    for (length, task), chosen in items.items():
-        records = []
-        for item, request, reply in zip(chosen, requests[length, task], replies[length, task], strict=True):
-            record = Record("ruler", task, item["index"], prompt_sha(request.args[0]), length)
-            record.scores.update(ruler.score(task, reply.text, item["outputs"]))
-            record.answers = [Graded(reply.text, reply.text or None, bool(record.scores["strict"]), reply.finish)]
-            records.append(record)
-        add_rates(records)
-        add_companions(lm, records, golds[length, task], context)
-        outcome.rows += _rows(records, chosen[0]["source"])
-        outcome.records += records
+    for key, chosen in items.items():
+        outcome.rows += _rows(records[key], chosen[0]["source"])
+        outcome.records += records[key]
     return outcome
+
+
+def _blocks(items: Mapping[Key, Sequence[Item]]) -> Iterator[list[tuple[Key, Item]]]:
+    """All items in order, in blocks whose prompts fit in memory together."""
+    block: list[tuple[Key, Item]] = []
+    size = 0
+    for key, chosen in items.items():
+        for item in chosen:
+            if block and size + item["length"] > BLOCK_TOKENS:
+                yield block
+                block, size = [], 0
+            block.append((key, item))
+            size += item["length"]
+    if block:
+        yield block
+
+
+def _answered(lm: LM, block: Sequence[tuple[Key, Item]], context: int, chat: bool) -> list[Record]:
+    requests = [_request(lm, task, item, chat) for (_, task), item in block]
+    golds = [(request.args[0], _gold(item)) for request, (_, item) in zip(requests, block, strict=True)]
+    expect_golds(lm, golds)
+    records = []
+    for ((length, task), item), request, (reply,) in zip(
+        block, requests, ask(lm, [(r, 1) for r in requests]), strict=True
+    ):
+        record = Record("ruler", task, item["index"], prompt_sha(request.args[0]), length)
+        record.scores.update(ruler.score(task, reply.text, item["outputs"]))
+        record.answers = [Graded(reply.text, reply.text or None, bool(record.scores["strict"]), reply.finish)]
+        records.append(record)
+    add_rates(records)
+    add_companions(lm, records, golds, context)
+    return records
 
 
 def _request(lm: LM, task: str, item: Item, chat: bool) -> Instance:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from iha.evals.tasks import offline
 from iha.manifest import verify_files
 from iha.slices import EvalSlice
-from iha.stages.common import Context, Made, run
+from iha.stages.common import RESUMABLE, Context, Made, run
 from iha.tracking import Tracker
+from iha.train.signals import STOPPING, die_with_parent
 
 if TYPE_CHECKING:
     from iha.evals.lm import IhaLM
@@ -44,7 +49,8 @@ def body(part: EvalSlice, context: Context) -> Made:
 
     os.environ.setdefault("HF_DATASETS_CACHE", str(context.state / "mirror" / ".cache"))
     subject = _subject(context)
-    verify_files(context.inputs["items"], context.state)
+    for name in ("model", "items"):
+        verify_files(context.inputs[name], context.state)
     home = context.state / "evals" / subject.variant / f"seed{subject.seed}" / f"{part.suite.name}.{part.suite.model}"
     tracker = Tracker.start(
         context.tracking_uri,
@@ -52,11 +58,10 @@ def body(part: EvalSlice, context: Context) -> Made:
         subject.variant,
         subject.seed,
         stage=f"{part.suite.name}.{part.suite.model}",
-        params=part.model_dump(mode="json"),
+        params={**part.model_dump(mode="json"), "weights": subject.weights},
         jsonl=home / "metrics.jsonl",
-        resume=False,
     )
-    with tracker, Journal(home / "answers.jsonl", _identity(subject, context)) as journal:
+    with _killed_if_stopped(tracker), Journal(home / "answers.jsonl", _identity(subject, context)) as journal:
         lm, settings = _load(part, context, subject, journal)
         outcome = _ruler(lm, part, context, subject) if part.suite.lengths else _reasoning(lm, part, context, subject)
         write_records(home / "samples.jsonl.gz", outcome.records)
@@ -64,6 +69,17 @@ def body(part: EvalSlice, context: Context) -> Made:
         tracker.log(0, **_metrics(outcome.rows))
     facts = {"rows": [row.facts() for row in outcome.rows], "settings": settings}
     return Made({"samples": context.entry(home / "samples.jsonl.gz")}, facts, tracker.run_id)
+
+
+@contextmanager
+def _killed_if_stopped(tracker: Tracker) -> Iterator[None]:
+    """Close the run as what it was: a stopped evaluation is not a failed one."""
+    with tracker:
+        try:
+            yield
+        except SystemExit:
+            tracker.finish("KILLED")
+            raise
 
 
 def _subject(context: Context) -> Subject:
@@ -158,8 +174,16 @@ def _metrics(rows: list[Row]) -> dict[str, float]:
     }
 
 
+def _stop(number: int, frame: FrameType | None) -> None:
+    log.warning("%s received: the answers so far are kept; start again to go on.", signal.Signals(number).name)
+    raise SystemExit(RESUMABLE)
+
+
 def main() -> None:
-    """Entry point of the rule `evaluate`."""
+    """Entry point of the rule `evaluate`; a stopping signal ends it with the resumable code."""
+    die_with_parent()
+    for number in STOPPING:
+        signal.signal(number, _stop)
     run("evaluate", EvalSlice, body)
 
 
