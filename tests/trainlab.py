@@ -176,14 +176,17 @@ class Lab:
         child = self.start(part, code, **env)
         return child.wait(), child.text
 
-    def ranks(self, part: TrainSlice, size: int, **env: str) -> list[tuple[int, str]]:
-        """Run a stage on `size` ranks."""
+    def start_ranks(self, part: TrainSlice, size: int, **env: str) -> list[Child]:
+        """Start a stage on `size` ranks."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **env}
-        children = [self.start(part, **{**common, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(size)]
-        return [(child.wait(), child.text) for child in children]
+        return [self.start(part, **{**common, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(size)]
+
+    def ranks(self, part: TrainSlice, size: int, **env: str) -> list[tuple[int, str]]:
+        """Run a stage on `size` ranks to its end."""
+        return [(child.wait(), child.text) for child in self.start_ranks(part, size, **env)]
 
     def made(self, part: TrainSlice) -> Manifest:
         """The stage's manifest."""
