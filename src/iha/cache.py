@@ -82,13 +82,22 @@ def _roomy(x: Tensor, capacity: int) -> Tensor:
 
 
 class KVCache:
-    """The cache of a whole model: `length` tokens so far (pads included), `pad` (B,) left-pad tokens of each row."""
+    """The cache of a whole model: `length` tokens so far (pads included), `pad` (B,) left-pad tokens of each row.
+
+    `longest_pad`: the largest of them.
+    """
 
     def __init__(self, keeps: list[int | None], batch: int, dtype: torch.dtype | None = None) -> None:
         self.layers = [LayerCache(keep, dtype) for keep in keeps]
         self.batch = batch
         self.length = 0
         self.pad: Tensor | None = None
+        self.longest_pad = 0
+
+    def set_pad(self, pad: Tensor) -> None:
+        """Set the padding of an empty cache; none at all leaves the rows unpadded."""
+        self.longest_pad = int(pad.max())
+        self.pad = pad if self.longest_pad else None
 
     @property
     def nbytes(self) -> int:
@@ -100,5 +109,6 @@ class KVCache:
         chosen = KVCache([], rows.numel())
         chosen.layers = [layer.select(rows) for layer in self.layers]
         chosen.length = self.length
-        chosen.pad = None if self.pad is None else self.pad.index_select(0, rows)
+        if self.pad is not None:
+            chosen.set_pad(self.pad.index_select(0, rows))
         return chosen

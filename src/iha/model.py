@@ -132,6 +132,7 @@ class Transformer(nn.Module):
             tokens.device,
             start=start,
             pad=pad if cache is None else cache.pad,
+            longest_pad=None if cache is None else cache.longest_pad,
             documents=doc_ids,
             per_token=self._per_token,
         )
@@ -154,7 +155,7 @@ class Transformer(nn.Module):
         if pad is not None:
             if cache.length:
                 raise ValueError("pad is given once, with the first tokens; the cache keeps it")
-            cache.pad = pad
+            cache.set_pad(pad)
         return cache.length
 
     def forward(

@@ -15,8 +15,9 @@ class Frame:
     """Positions and visibility of `length` new tokens after `start` cached ones.
 
     `pad` (B,): left-pad tokens of each row; positions count from the first real token, so a padded row equals the same
-    row alone (EVL-01). `documents` (B, length): attention stays within a document; positions go on. `per_token`:
-    the numbers of virtual tokens per token that the layers use, whose rotations are prepared once for all layers.
+    row alone (EVL-01). `longest_pad`: the largest of them, if known: windows past it need no mask. `documents`
+    (B, length): attention stays within a document; positions go on. `per_token`: the numbers of virtual tokens per
+    token that the layers use, whose rotations are prepared once for all layers.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class Frame:
         *,
         start: int = 0,
         pad: Tensor | None = None,
+        longest_pad: int | None = None,
         documents: Tensor | None = None,
         per_token: Iterable[int] = (1,),
     ) -> None:
         self.length = length
         self.start = start
         self.pad = pad
+        self.longest_pad = longest_pad
         self.documents = documents
         self.device = device
         self._masks: dict[tuple[int, int, int | None, bool], Mask] = {}
@@ -58,13 +61,15 @@ class Frame:
         return self._masks[key]
 
     def _mask(self, n_keys: int, per_token: int, window: int | None, token_causal: bool) -> Mask:
+        first = self.start + self.length - n_keys // per_token
+        past_padding = self.longest_pad is not None and first >= self.longest_pad
         return Mask(
             n_queries=self.length * per_token,
             n_keys=n_keys,
             window=None if window is None else window * per_token,
             group=per_token if token_causal else 1,
             per_token=per_token,
-            first=self.start + self.length - n_keys // per_token,
-            pad=self.pad,
+            first=first,
+            pad=None if past_padding else self.pad,
             documents=self.documents,
         )
