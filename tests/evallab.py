@@ -24,8 +24,9 @@ from lm_eval.api.model import LM  # noqa: E402
 from torch import nn  # noqa: E402
 
 from iha.config import ModelConfig, Variant  # noqa: E402
-from iha.evals.generate import Answer, Draw, Job, Sampling  # noqa: E402
+from iha.evals.generate import Answer, Job  # noqa: E402
 from iha.evals.mirror import write_set  # noqa: E402
+from iha.evals.sampling import Draw, Sampling  # noqa: E402
 from iha.model import Transformer, build_model  # noqa: E402
 
 KINDS = ("global", "global_local", "talking_heads", "diff", "iha")

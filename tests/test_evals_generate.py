@@ -11,8 +11,9 @@ from datalab import tokenizer
 from evallab import KINDS, Catch, Scripted, draws, greedy, ids, net
 
 from iha.evals.companion import gold_scores
-from iha.evals.generate import Draw, Generator, Job, Sampling, choose, uniform
+from iha.evals.generate import Generator, Job
 from iha.evals.journal import Journal
+from iha.evals.sampling import Draw, Sampling, choose, uniform
 
 
 def run(model, jobs, batch_size=4, **options):

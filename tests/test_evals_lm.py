@@ -10,9 +10,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from iha.errors import ConfigError, DataError
-from iha.evals.generate import Answer, Sampling
+from iha.evals.generate import Answer
 from iha.evals.journal import Journal
 from iha.evals.lm import DEFAULT_MAX_GEN, IhaLM, sampling_of
+from iha.evals.sampling import Sampling
 from iha.modelfile import save_model
 
 GREEDY = {"until": [], "do_sample": False, "max_gen_toks": 6}

@@ -1,15 +1,13 @@
 """Batched decoding with a KV cache: one prefill per question, however many answers are drawn from it.
 
-An answer is a function of (weights, prompt, sampling, sample number) alone. Random numbers are counted, not drawn: the
-one used at a step is a hash of (seed, prompt, sample, step), so batch size, order and neighbours cannot change a text,
-and a resumed run goes on where it stood. Prompts are padded on the left; the model does not see the padding (EVL-01).
+An answer is a function of (weights, prompt, sampling, sample number) alone: batch size, order and neighbours cannot
+change a text, and a resumed run goes on where it stood. Prompts are padded on the left; the model does not see the
+padding (EVL-01).
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor
 
 from iha.evals.companion import GoldScore, continue_golds
+from iha.evals.sampling import Draw, choose, prompt_digest, uniform
 
 if TYPE_CHECKING:
     from iha.cache import KVCache
@@ -47,34 +46,12 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen. `temperature` 0 is greedy; `top_p` keeps the smallest set of that much probability."""
-
-    max_new_tokens: int
-    stop: tuple[str, ...] = ()
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-
-
-_GREEDY = Sampling(max_new_tokens=1)
-
-
-@dataclass(frozen=True)
 class Answer:
     """A generated text, cut before its stop string; `tokens` counts what was generated, end token excluded."""
 
     text: str
     finish: Finish
     tokens: int
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One answer wanted from a prompt: how its tokens are chosen, and the number of the sample."""
-
-    sampling: Sampling
-    sample: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,11 +73,6 @@ class Job:
         return len(self.prompt) + max(draw.sampling.max_new_tokens for draw in self.draws)
 
 
-def prompt_digest(prompt: Sequence[int]) -> bytes:
-    """Identity of a prompt's token ids, 16 bytes."""
-    return hashlib.blake2b(struct.pack(f"<{len(prompt)}I", *prompt), digest_size=16).digest()
-
-
 class Listener(Protocol):
     """Takes what a generator finds, as soon as it is found."""
 
@@ -111,45 +83,9 @@ class Listener(Protocol):
         """The gold answer of a job has been scored."""
 
 
-def uniform(seed: int, prompt: bytes, sample: int, step: int) -> float:
-    """Number in [0, 1) that belongs to this step of this sample of this prompt."""
-    text = struct.pack("<qqq", seed, sample, step)
-    word = hashlib.blake2b(text, key=prompt, digest_size=8).digest()
-    return float(int.from_bytes(word, "little") >> 11) / float(1 << 53)
-
-
-def choose(logits: Tensor, sampling: Sampling, uniforms: Sequence[float]) -> Tensor:
-    """Next token of each row: arg max, or the inverse of the cumulated probabilities at the row's uniform number.
-
-    Args:
-        logits: (B, V) float.
-        sampling: temperature and top-p.
-        uniforms: B numbers in [0, 1); unused when greedy.
-
-    Returns:
-        (B,) int64.
-    """
-    if sampling.temperature == 0.0:
-        return logits.argmax(dim=-1)
-    probs = (logits.double() / sampling.temperature).softmax(dim=-1)
-    order = None
-    if sampling.top_p < 1.0:
-        probs, order = probs.sort(dim=-1, descending=True, stable=True)
-        before = probs.cumsum(dim=-1) - probs
-        probs = probs.masked_fill(before >= sampling.top_p, 0.0)
-    cumulated = probs.cumsum(dim=-1)
-    target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device) * cumulated[:, -1]
-    index = torch.searchsorted(cumulated, target[:, None], right=True).clamp_(max=logits.shape[-1] - 1)
-    # Rounding may point past the last kept token, where the probability is zero: step back onto it.
-    index = torch.minimum(
-        index, (probs > 0).long().mul(torch.arange(probs.shape[-1], device=probs.device)).amax(-1, True)
-    )
-    return (index if order is None else order.gather(1, index)).squeeze(1)
-
-
 def choose_rows(logits: Tensor, rows: Sequence[_Row], step: int) -> Tensor:
     """Next token of each row, (B,) int64, each by its own sampling."""
-    chosen = choose(logits, _GREEDY, ())
+    chosen = logits.argmax(dim=-1)
     kinds: dict[tuple[float, float], list[int]] = {}
     for index, row in enumerate(rows):
         sampling = row.draw.sampling

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from iha.evals.generate import Answer, Draw, prompt_digest
+from iha.evals.generate import Answer
+from iha.evals.sampling import Draw, prompt_digest
 
 
 def answer_key(identity: str, prompt: Sequence[int], draw: Draw) -> str:

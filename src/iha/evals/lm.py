@@ -20,8 +20,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from iha.errors import ConfigError, DataError
 from iha.evals.companion import GoldScore, gold_scores
-from iha.evals.generate import Answer, Draw, Generator, Job, Sampling, prompt_digest
+from iha.evals.generate import Answer, Generator, Job
 from iha.evals.journal import Journal
+from iha.evals.sampling import Draw, Sampling, prompt_digest
 
 if TYPE_CHECKING:
     from iha.data.tokenizer import Tokenizer

@@ -86,7 +86,7 @@ class _Run:
     def rows(self, source: str) -> list[Row]:
         """Answer, grade, score, summarise."""
         refused = sandbox.available() if self.benchmark.program else None
-        golds = [(r.args[0], self.benchmark.gold(r.doc)) for r in self.requests]
+        golds = [(r.args[0], self._gold_text(r.doc)) for r in self.requests]
         if refused is None:
             expect_golds(self.lm, golds)
             self._answer()
@@ -101,6 +101,11 @@ class _Run:
         seen = {metric for metric, _ in self._metrics()}
         others = dict.fromkeys(m for record in self.records for m in record.scores if m not in seen)
         return rows + [row_of(self.records, metric, source) for metric in others]
+
+    def _gold_text(self, doc: Mapping[str, Any]) -> str:
+        """The gold as the prompt continues: a chat turn does not begin with the blank that follows `Answer:`."""
+        text = self.benchmark.gold(doc)
+        return text.lstrip(" ") if self.settings.chat else text
 
     def _metrics(self) -> Iterator[tuple[str, int | None]]:
         """The scores every table wants, measured or not, with the answers per question each looks at."""
