@@ -49,6 +49,13 @@ def test_recomputing_activations_changes_nothing(tmp_path):
     assert losses("iha", tmp_path / "a", engine, 4) == losses("iha", tmp_path / "b", ENGINE, 4)
 
 
+@pytest.mark.slow
+def test_compiling_blocks_changes_nothing_but_the_last_digits(tmp_path):
+    engine = ENGINE.model_copy(update={"compile": True})
+    compiled = losses("global", tmp_path / "a", engine, 3)
+    assert compiled == pytest.approx(losses("global", tmp_path / "b", ENGINE, 3), rel=1e-5)
+
+
 def test_bf16_follows_fp32(tmp_path):
     engine = ENGINE.model_copy(update={"precision": "bf16"})
     assert losses("iha", tmp_path, engine, 10) == pytest.approx(losses("iha", tmp_path / "fp32", ENGINE, 10), rel=0.01)

@@ -42,10 +42,18 @@ def prepare(model: Transformer, engine: EngineConfig, world: World) -> Objective
     if engine.activation_checkpointing:
         recompute(blocks)
     if engine.compile:
-        for block in blocks:
-            block.compile()
+        compile_blocks(blocks)
     shard(objective, blocks, world)
     return objective
+
+
+def compile_blocks(blocks: list[nn.Module]) -> None:
+    """Compile each block in place. Blocks share their code and differ in depth and window, hence the higher limit."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(blocks))
+    for block in blocks:
+        block.compile()
 
 
 def recompute(blocks: Iterable[nn.Module]) -> None:

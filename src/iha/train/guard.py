@@ -66,9 +66,9 @@ class Guard:
             )
 
     @property
-    def final_loss(self) -> float:
-        """Mean loss of the last accepted steps, nats per token; nan if none was accepted."""
-        return fmean(self.losses[-FINAL:]) if self.losses else math.nan
+    def final_loss(self) -> float | None:
+        """Mean loss of the last 20 accepted steps, nats per token; None if none was accepted."""
+        return fmean(self.losses[-FINAL:]) if self.losses else None
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""

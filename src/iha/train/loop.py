@@ -131,9 +131,12 @@ class Loop:
             checkpoint.prune(self.plan.checkpoints, self.plan.recipe.keep_checkpoints, self.guard.trouble)
 
     def _agree(self, batch: Batch, stop: StopFlag) -> tuple[int, bool]:
-        """Labelled tokens of the global batch, and whether any rank was asked to stop: one small reduction."""
+        """Labelled tokens of the global batch, and whether any rank was asked to stop: one small reduction.
+
+        On the CPU, so that the host does not wait for the device here.
+        """
         mine = [float((batch.targets != IGNORE).sum()), float(stop.reason is not None)]
-        labelled, stopping = self.world.sum(torch.tensor(mine, dtype=torch.float64, device=self.world.device)).tolist()
+        labelled, stopping = self.world.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
         return int(labelled), stopping > 0
 
     def _step(self, batch: Batch, labelled: int) -> dict[str, float]:

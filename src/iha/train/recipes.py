@@ -8,10 +8,7 @@ documents because its store is packed and says so (`doc_ids`).
 from __future__ import annotations
 
 import logging
-import shutil
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,55 +16,23 @@ import torch
 from iha.data.loader import Batches
 from iha.data.store import TokenStore
 from iha.errors import ConfigError, DataError, UserError
-from iha.faults import point
-from iha.manifest import sync_folder
 from iha.model import Transformer, build_model
-from iha.modelfile import load_model, save_model
+from iha.modelfile import load_model
 from iha.slices import TrainSlice
 from iha.stages.common import RESUMABLE, Context, Made
 from iha.tracking import Tracker
 from iha.tracking.tracker import Status
 from iha.train import distributed, identity
-from iha.train.distributed import World, whole
 from iha.train.engine import make_deterministic, prepare
+from iha.train.export import describe, export
 from iha.train.lease import lease
 from iha.train.loop import Loop, Plan
 from iha.train.optim import AdamW
 from iha.train.progress import PEAK_FLOPS, Progress
+from iha.train.run import Run
 from iha.train.signals import StopFlag, die_with_parent
 
 log = logging.getLogger("iha")
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training run: its slice, where it stands in the workflow, its directory."""
-
-    part: TrainSlice
-    context: Context
-    world: World
-
-    @property
-    def folder(self) -> Path:
-        """Run directory below the state directory."""
-        return self.context.state / "runs" / self.part.variant.name / f"seed{self.part.seed}" / self.part.stage
-
-    @property
-    def label(self) -> str:
-        """Readable name."""
-        return f"{self.part.stage} {self.part.variant.name} seed {self.part.seed}"
-
-    def begun_with(self) -> dict[str, Any]:
-        """What must be the same whenever this run is resumed."""
-        found = self.context.inputs
-        inputs = {name: identity.content(found[name]) for name in ("tokenizer", "store", "parent") if name in found}
-        return {"slice": self.part.model_dump(mode="json"), "inputs": inputs}
-
-    def flops(self) -> float | None:
-        """Training FLOPs of the whole run by the ledger; None without one."""
-        ledger = self.context.inputs.get("flops")
-        row = ledger.facts["variants"].get(self.part.variant.name) if ledger else None
-        return float(row["train_flops"][self.part.stage]) if row else None
 
 
 def train(part: TrainSlice, context: Context) -> Made:
@@ -120,8 +85,8 @@ def _train(run: Run, stop: StopFlag, record: dict[str, Any]) -> Made:
     if resumed and world.leads:
         log.info("%s: resumed after step %d of %d.", run.label, loop.counters.step, part.steps)
     run_id = _run_tracked(run, loop, stop, record, resumed)
-    _export(run, objective.model)
-    return _made(run, loop, record, run_id)
+    export(run, objective.model)
+    return describe(run, loop, record, run_id)
 
 
 def _batches(run: Run) -> Batches:
@@ -198,46 +163,3 @@ def _tracker(run: Run, record: dict[str, Any], resumed: bool) -> Tracker:
         tags={"code": record["codes"][0]},
         resume=resumed,
     )
-
-
-def _export(run: Run, model: Transformer) -> None:
-    """Write the final weights as a whole folder; a collective call when the weights are sharded."""
-    part, final = run.part, run.folder / identity.FINAL
-    temporary, old = final.with_name("final.tmp"), final.with_name("final.old")
-    plain = model
-    if run.world.size > 1:
-        weights = {name: whole(value).cpu() for name, value in model.state_dict().items()}
-        plain = build_model(part.model, part.variant.attention, part.vocab_size, part.pretrain_len, seed=None)
-        plain.load_state_dict(weights)
-    if not run.world.leads:
-        return
-    for leftover in (temporary, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary.mkdir()
-    point("export")
-    save_model(plain, temporary, {"stage": part.stage, "variant": part.variant.name, "seed": part.seed})
-    if final.exists():
-        final.rename(old)
-    temporary.rename(final)
-    sync_folder(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _made(run: Run, loop: Loop, record: dict[str, Any], run_id: str | None) -> Made:
-    if not run.world.leads:
-        return Made()
-    final = run.folder / identity.FINAL
-    files = {path.stem if path.suffix == ".json" else "weights": run.context.entry(path) for path in final.iterdir()}
-    facts = {
-        "steps": loop.counters.step,
-        "tokens": loop.counters.tokens,
-        "final_loss": loop.guard.final_loss,
-        "data_digest": loop.counters.digest,
-        "data_digests": loop.counters.milestones,
-        "weights_sha256": files["weights"].sha256,
-        "skipped_steps": loop.guard.skipped,
-        "flops": run.flops(),
-        "model": final.relative_to(run.context.state).as_posix(),
-        "codes": record["codes"],
-    }
-    return Made(files=files, facts=facts, run_id=run_id)
