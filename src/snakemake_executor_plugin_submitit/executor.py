@@ -1,0 +1,336 @@
+"""The executor: submit, watch, report. A result file means success; Slurm's states are asked only to notice deaths.
+
+One table of live jobs is the executor's own: Snakemake's list is empty while it is being checked, so a Ctrl-C at that
+moment would cancel nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.executors.real import RealExecutor
+from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+from snakemake_interface_executor_plugins.utils import format_cli_arg
+
+from snakemake_executor_plugin_submitit import backend, failure, keys, slurm
+from snakemake_executor_plugin_submitit.backend import Live
+from snakemake_executor_plugin_submitit.request import request
+from snakemake_executor_plugin_submitit.task import Task, fingerprint
+
+NEEDED = ("sbatch", "squeue", "scancel", "srun")
+#: Failed looks at one job, in a row, after which it is given up; a workflow must not wait for ever.
+PATIENCE = 30
+#: Seconds that a job may stay in a state after which Slurm usually requeues it.
+PASSING_SECONDS = 300.0
+
+
+class Executor(RemoteExecutor):  # type: ignore[misc]
+    """Runs every job of a workflow as a submitit job."""
+
+    def __init__(self, workflow: Any, logger: Any) -> None:
+        # The base class starts the polling thread before __post_init__: what it reads must exist by then.
+        self._live: dict[int, Live] = {}
+        self._rows: dict[str, slurm.Row] = {}
+        self._rows_at = 0.0
+        self._asked_at = 0.0
+        self._orphans: dict[str, tuple[str, slurm.Row]] | None = None
+        self._code: dict[str, str] | None = None
+        self._silent = False
+        self._sharing = threading.Lock()
+        self.own = workflow.executor_settings
+        super().__init__(workflow, logger)
+
+    def __post_init__(self) -> None:
+        """Check what can be checked before a job is submitted."""
+        missing = [name for name in NEEDED if shutil.which(name) is None]
+        if self.own.cluster == "slurm" and missing:
+            raise WorkflowError(
+                f"--submitit-cluster slurm: {', '.join(missing)} not found on PATH. Run this on a login node, load the "
+                f"site's Slurm module, or use --submitit-cluster local (SNAKEMAKE_SUBMITIT_CLUSTER=local)."
+            )
+        self.next_seconds_between_status_checks = self.own.poll
+        self.folder = Path(self.own.folder).absolute()
+        if self.own.local_gpus < 0:
+            self.own.local_gpus = backend.machine_gpus() if self.own.cluster == "local" else 0
+        self.logger.info(f"submitit: cluster {self.own.cluster}, logs below {self.own.folder}")
+
+    def get_job_args(self, job: Any, **kwargs: Any) -> str:
+        """Arguments of the inner Snakemake: the cores that were asked for, and input files to wait for.
+
+        Not the base class's: `--cores all` is what a node happens to have, and its temporary folder, which jobs
+        would wait for, is gone when the workflow ends before them.
+        """
+        files = [str(path) for path in job.get_wait_for_files()]
+        wait = format_cli_arg("--wait-for-files", files)
+        if len(files) > 20:
+            listing = self.folder / "waiting" / f"{keys.key_of(job)}.txt"
+            listing.parent.mkdir(parents=True, exist_ok=True)
+            listing.write_text("\n".join(files) + "\n")
+            wait = format_cli_arg("--wait-for-files-file", str(listing))
+        return f"{RealExecutor.get_job_args(self, job, cores=max(1, int(job.threads)))} {wait}"
+
+    # ---- submission -------------------------------------------------------------------------------
+
+    def run_job(self, job: Any) -> None:
+        """Submit a job, or attach to the one that already makes its output. Whatever goes wrong is this job's error."""
+        try:
+            live = Live(SubmittedJobInfo(job), request(job, self.own), keys.key_of(job))
+            self._live[id(live)] = live
+            found = self._find_orphan(live)
+            if found:
+                backend.attach(live, self._folder(job), found)
+            else:
+                self._start(live)
+        except Exception as error:
+            self._live = {i: other for i, other in self._live.items() if other.info.job is not job}
+            words = f"could not be submitted: {error}"
+            self._report(SubmittedJobInfo(job), words, "submission", failure.refusal(words), None)
+            return
+        self._name(live)
+        self.report_job_submission(live.info)
+
+    def _name(self, live: Live) -> None:
+        prefix = "" if self.own.cluster == "slurm" else f"{self.own.cluster}:"
+        live.info.external_jobid, live.info.aux = f"{prefix}{live.id}", {"live": live}
+
+    def _folder(self, job: Any) -> Path:
+        """One folder per rule; none per job, which old versions of Slurm would not create."""
+        return self.folder / str(job.groupid if job.is_group() else job.name)
+
+    def _start(self, live: Live) -> None:
+        job, own = live.info.job, self.own
+        if own.cluster != "slurm" and live.wanted.nodes > 1:
+            raise WorkflowError(f"rule {job.name} asks for nodes={live.wanted.nodes}; one machine is one node.")
+        if own.cluster == "local" and not self._take_gpus(live):
+            return
+        work = Task(
+            self.format_job_exec(job),
+            own.cluster,
+            requeue=own.requeue,
+            code=self._fingerprint(),
+            root=str(self._root),
+            on_drift=own.on_drift,
+            grace=max(own.grace, 5.0),
+        )
+        backend.start(live, work, self._folder(job), own)
+
+    @property
+    def _root(self) -> Path:
+        return Path(self.workflow.main_snakefile).absolute().parent
+
+    def _fingerprint(self) -> dict[str, str]:
+        """Code and config as this workflow has read them, to be compared when a job starts."""
+        if self._code is None:
+            self._code = fingerprint(str(self._root))
+            named = [self.workflow.main_snakefile, *self.workflow.config_settings.configfiles]
+            known = {os.path.relpath(str(path), self._root): "" for path in named}
+            self._code |= fingerprint(str(self._root), known)
+        return self._code
+
+    def _take_gpus(self, live: Live) -> bool:
+        """Give a local job GPUs of its own; False: it waits for them. A machine without GPUs runs everything."""
+        total, wanted = self.own.local_gpus, live.wanted.gpus
+        if not total or not wanted:
+            return True
+        if wanted > total:
+            raise WorkflowError(f"it asks for gpus_per_node={wanted}; this machine has {total}.")
+        with self._sharing:
+            busy = {gpu for other in list(self._live.values()) for gpu in other.gpus}
+            free = [gpu for gpu in range(total) if gpu not in busy]
+            live.gpus = tuple(free[:wanted]) if len(free) >= wanted else ()
+        return bool(live.gpus)
+
+    def _find_orphan(self, live: Live) -> str | None:
+        """Id of a live Slurm job, submitted by an earlier process, that makes this job's output in the same way."""
+        if self.own.cluster != "slurm":
+            return None
+        if self._orphans is None:
+            found = slurm.queue()
+            if found is None:
+                raise WorkflowError("squeue does not answer, so a job for this output may be running already.")
+            alive = {i: row for i, row in found.items() if row.key and row.state in slurm.ALIVE}
+            self._orphans = {row.key.what: (i, row) for i, row in alive.items() if row.key}
+        job, row = self._orphans.pop(live.key.what, ("", None))
+        if row is None or row.key is None:
+            return None
+        label = failure.name(live.info.job)
+        if row.state == "COMPLETING":
+            self.logger.info(f"Slurm job {job} ({label}) is just ending: waiting for it.")
+        elif row.key.how != live.key.how:
+            self.logger.warning(f"Slurm job {job} still makes {label} from an older definition: cancelling it.")
+        elif row.key.needs != live.key.needs and row.state == "PENDING":
+            self.logger.warning(f"Slurm job {job} ({label}) waits with older resources: cancelling it.")
+        else:
+            self.logger.info(f"Slurm job {job} ({label}) is {row.state}: attached to it, nothing submitted.")
+            return job
+        self._end(job, row.state == "COMPLETING")
+        return None
+
+    def _end(self, job: str, ending: bool) -> None:
+        """See a job out of the queue, so that there is never a second writer.
+
+        Raises:
+            WorkflowError: it is still there after two minutes.
+        """
+        if not ending:
+            slurm.cancel([job])
+        for _ in range(120):
+            rows = slurm.queue()
+            if rows is not None and (job not in rows or rows[job].state not in slurm.ALIVE):
+                return
+            time.sleep(1)
+        raise WorkflowError(f"Slurm job {job} writes the same output and does not end; see `scontrol show job {job}`.")
+
+    # ---- watching -----------------------------------------------------------------------------------
+
+    async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
+        """Yield the jobs that still run; report the others. No exception leaves this method."""
+        if not active_jobs:
+            return
+        try:
+            await asyncio.to_thread(self._refresh)
+        except Exception as error:
+            self.logger.warning(f"submitit: {type(error).__name__} while asking Slurm: {error}")
+        for info in active_jobs:
+            if await asyncio.to_thread(self._goes_on, info):
+                yield info
+
+    def _refresh(self) -> None:
+        """One squeue for all jobs, at most once per interval; then the list of result files."""
+        if self.own.cluster != "slurm" or time.time() - self._asked_at < self.own.queue_interval:
+            return
+        self._asked_at = time.time()
+        asked, rows = time.time(), slurm.queue()
+        if rows is not None:
+            self._rows, self._rows_at, self._silent = rows, asked, False
+        elif not self._silent:
+            self._silent = True
+            self.logger.warning("squeue does not answer; waiting. This says nothing about the jobs.")
+
+    def _goes_on(self, info: Any) -> bool:
+        live: Live = info.aux["live"]
+        try:
+            return self._look(live)
+        except Exception as error:
+            live.errors += 1
+            if live.errors < PATIENCE:
+                return True
+            self._finish(live, f"cannot be watched: {type(error).__name__}: {error}", "", None)
+            return False
+
+    def _look(self, live: Live) -> bool:
+        """Whether the job goes on; if not, it has been reported."""
+        if live.handle is None:
+            self._start(live)
+            self._name(live)
+            return True
+        if self.own.cluster == "debug":
+            error = live.handle.exception()
+            outcome = {"code": 1, "note": str(error)} if error else live.handle.submission().result()
+            return self._conclude(live, outcome)
+        if Path(live.handle.paths.result_pickle).exists():
+            return self._conclude(live, backend.result(live))
+        live.errors = 0
+        state = self._state(live)
+        if state in slurm.ALIVE:
+            live.suspect = None
+            return True
+        # The result may be on its way through a slow file system, or Slurm about to requeue the job.
+        live.suspect = live.suspect or time.time()
+        patience = PASSING_SECONDS if state in slurm.PASSING else self.own.grace
+        if time.time() - live.suspect < patience:
+            return True
+        self._died(live, state)
+        return False
+
+    def _state(self, live: Live) -> str:
+        if self.own.cluster == "local":
+            return "RUNNING" if live.handle.state == "RUNNING" else "GONE"
+        if self._rows_at < live.since:
+            return "PENDING"
+        row = self._rows.get(live.id)
+        return row.state if row else "GONE"
+
+    def _conclude(self, live: Live, outcome: dict[str, Any]) -> bool:
+        """Act on a result; True if the job goes on because it was submitted again."""
+        if outcome.get("drift"):
+            self.logger.warning(
+                f"{failure.name(live.info.job)} [{live.id}] ran with files changed since it was submitted: "
+                f"{', '.join(outcome['drift'][:5])}"
+            )
+        if outcome["code"] == 0:
+            self._finish(live, "", "", None)
+            return False
+        if outcome.get("again"):
+            self.logger.info(f"{failure.name(live.info.job)}: job {live.id} saved its state; submitting it again.")
+            backend.forget(live)
+            self._start(live)
+            self._name(live)
+            return True
+        note = outcome.get("note") or outcome.get("stop") or "its command failed"
+        state = ""
+        if self.own.cluster == "slurm":
+            state = slurm.post_mortem(live.id).state
+        known = state in failure.ADVICE and state not in ("COMPLETED", "GONE")
+        what = f"{state}: {note}" if known else note
+        advice = failure.advice_for(state, live.info.job, self.own.lead) if known else ""
+        self._finish(live, f"{what}, on {outcome.get('node', 'an unknown node')}", advice, live.log)
+        return False
+
+    def _died(self, live: Live, state: str) -> None:
+        if self.own.cluster == "local":
+            self._finish(live, "its process ended without a result (killed, or out of memory)", "", live.log)
+            return
+        death = slurm.post_mortem(live.id)
+        state = state if death.state in ("GONE", "COMPLETING") else death.state
+        what = state + (f" ({death.reason})" if death.reason else "") + (f" on {death.node}" if death.node else "")
+        advice = failure.advice_for(state, live.info.job, self.own.lead)
+        self._finish(live, f"Slurm says {what}, and there is no result", advice, live.log)
+
+    # ---- reporting ----------------------------------------------------------------------------------
+
+    def _finish(self, live: Live, error: str, advice: str, own_log: Path | None) -> None:
+        self._live.pop(id(live), None)
+        if not error:
+            backend.forget(live) if self.own.cluster != "debug" else None
+            self.report_job_success(live.info)
+            return
+        log = failure.telling_log(live.info.job, own_log, live.since)
+        self._report(live.info, error, f"job {live.info.external_jobid}", advice, log, own_log)
+
+    def _report(
+        self, info: Any, what: str, where: str, advice: str, log: Path | None, own_log: Path | None = None
+    ) -> None:
+        """Tell the user and the scheduler; the scheduler also if telling the user fails."""
+        try:
+            self.logger.error(failure.describe(info.job, where, what, advice, log))
+            self.print_job_error(info, msg=f"{what}. ", aux_logs=[str(own_log)] if own_log else [])
+        finally:
+            self.workflow.scheduler.error_callback(info.job)
+
+    def cancel_jobs(self, active_jobs: list[Any]) -> None:
+        """Cancel everything that is live, or leave it to the next start if the user wants that."""
+        jobs = [live for live in self._live.values() if live.handle is not None]
+        if self.own.cluster == "slurm":
+            ids = [live.id for live in jobs]
+            if self.own.on_exit == "leave" and ids:
+                self.logger.info(f"Left in the queue: {' '.join(ids)}. The next start attaches to them.")
+            elif ids and not slurm.cancel(ids):
+                self.logger.warning(f"scancel failed for some of: {' '.join(ids)}")
+            return
+        for live in jobs:
+            if self.own.cluster == "debug" and live.work is not None:
+                live.work.stop("the workflow was interrupted")
+            else:
+                # The process passes it on; SIGINT would give the job one second to save.
+                subprocess.run(["kill", "-TERM", live.id], check=False, capture_output=True)

@@ -1,0 +1,87 @@
+"""A failure in words: which job, how it ended, what to do about it, and the last lines of the log that tells most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+LINES, WIDTH = 15, 300
+
+#: What helps, by the state Slurm gives.
+ADVICE = {
+    "OUT_OF_MEMORY": "it asked for mem_mb={mem_mb}; raise mem_mb for this rule (set-resources in the profile)",
+    "TIMEOUT": "it asked for runtime={runtime} minutes; raise runtime, or let the rule save its state and exit with "
+    "code 75 when it gets SIGUSR2 ({lead} s before the limit), and it goes on by itself",
+    "NODE_FAIL": "the node failed and Slurm did not requeue the job; start the workflow again",
+    "BOOT_FAIL": "the node did not boot; start the workflow again",
+    "PREEMPTED": "the partition cancels what it preempts; start the workflow again, or use another partition",
+    "DEADLINE": "its deadline passed",
+    "CANCELLED": "somebody cancelled it (scancel), or a limit of the account did",
+    "GONE": "neither squeue, scontrol nor sacct knows it any more; the log below ends where the job did",
+    "COMPLETED": "it ended without a result: a full or slow shared file system; raise --submitit-grace if it is slow",
+}
+#: What helps when sbatch refuses, by a part of its words.
+REFUSALS = {
+    "invalid partition": "set submitit-partition in slurm/config.yaml (or SNAKEMAKE_SUBMITIT_PARTITION), or the "
+    "resource slurm_partition; `sinfo -s` lists partitions",
+    "invalid account": "set submitit-account (or SNAKEMAKE_SUBMITIT_ACCOUNT), or the resource slurm_account; "
+    "`sacctmgr show assoc user=$USER` lists accounts",
+    "invalid qos": "set submitit-qos, or the resource slurm_qos; `sacctmgr show qos` lists them",
+    "requested node configuration": "no node of the partition has so many CPUs, GPUs or so much memory; lower "
+    "threads, mem_mb, gpus_per_node or tasks_per_node of this rule",
+    "time limit": "lower runtime of this rule to the partition's limit; a resumable job goes on by itself",
+    "more processors": "lower threads, nodes or tasks_per_node of this rule",
+    "wckey": "this cluster wants a workload key: set submitit-wckey",
+}
+
+
+def describe(job: Any, where: str, what: str, advice: str, log: Path | None) -> str:
+    """The whole message."""
+    rows = [f"{name(job)} failed: {what} [{where}]"]
+    rows += [f"  what helps: {advice}"] if advice else []
+    if log is not None:
+        rows += [f"  last lines of {log}:", *(f"    {line}" for line in tail(log))]
+    return "\n".join(rows)
+
+
+def name(job: Any) -> str:
+    """The rule with its wildcards, or the group with its rules."""
+    if job.is_group():
+        return f"group {job.groupid} ({', '.join(sorted({j.rule.name for j in job.jobs}))})"
+    wildcards = ", ".join(f"{k}={v}" for k, v in job.wildcards_dict.items())
+    return f"rule {job.rule.name}" + (f" ({wildcards})" if wildcards else "")
+
+
+def advice_for(state: str, job: Any, lead: int) -> str:
+    """What helps against a state of Slurm."""
+    resources = job.resources
+    text = ADVICE.get(state, "")
+    return text.format(mem_mb=resources.get("mem_mb"), runtime=resources.get("runtime"), lead=lead)
+
+
+def refusal(message: str) -> str:
+    """What helps when sbatch refused with these words."""
+    return next((help_ for part, help_ in REFUSALS.items() if part in message.lower()), "")
+
+
+def telling_log(job: Any, own: Path | None, since: float) -> Path | None:
+    """The rule's own log if this job wrote to it, else the job's output; None if neither says anything."""
+    jobs: Iterable[Any] = job.jobs if job.is_group() else [job]
+    logs = [Path(str(path)) for j in jobs for path in j.log]
+    fresh = [p for p in logs if p.is_file() and p.stat().st_size and p.stat().st_mtime >= since - 1]
+    if fresh:
+        return max(fresh, key=lambda p: p.stat().st_mtime)
+    return own if own is not None and own.is_file() and own.stat().st_size else None
+
+
+def tail(path: Path) -> list[str]:
+    """Last lines of a file, each cut to a readable width."""
+    try:
+        with path.open("rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - LINES * WIDTH * 4))
+            text = log.read().decode(errors="replace")
+    except OSError as error:
+        return [f"(not readable: {error})"]
+    return [line[:WIDTH] for line in text.rstrip().splitlines()[-LINES:]]

@@ -1,0 +1,93 @@
+"""What a user can set: `--submitit-<name>`, the same key in a profile, or (where marked) SNAKEMAKE_SUBMITIT_<NAME>."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
+
+#: An environment variable beats the profile, so one command serves cluster and laptop.
+common_settings = CommonSettings(
+    non_local_exec=True,
+    implies_no_shared_fs=False,
+    job_deploy_sources=False,
+    pass_default_storage_provider_args=True,
+    pass_default_resources_args=True,
+    pass_envvar_declarations_to_cmd=True,
+    auto_deploy_default_storage_provider=False,
+    init_seconds_before_status_checks=0,
+)
+
+
+def _setting(default: Any, kind: type, text: str, env: bool = False, choices: tuple[str, ...] | None = None) -> Any:
+    metadata = {"help": text, "type": kind, "env_var": env, "required": False}
+    return field(default=default, metadata=metadata | ({"choices": list(choices)} if choices else {}))
+
+
+# Snakemake reads the annotations themselves, so they may not be turned into strings by a __future__ import.
+@dataclass
+class ExecutorSettings(ExecutorSettingsBase):  # type: ignore[misc]
+    """Settings of the executor. Site values (partition, account, ...) are defaults: a rule's own resource wins."""
+
+    cluster: str | None = _setting(
+        "slurm",
+        str,
+        "Where jobs run: slurm; local (processes on this machine); debug (one after the other, inside this process).",
+        env=True,
+        choices=("slurm", "local", "debug"),
+    )
+    folder: str | None = _setting(
+        ".snakemake/submitit", str, "Where submission files and logs go; must be on the shared file system.", env=True
+    )
+    partition: str | None = _setting(None, str, "Partition of jobs without the resource slurm_partition.", env=True)
+    account: str | None = _setting(None, str, "Account of jobs without the resource slurm_account.", env=True)
+    qos: str | None = _setting(None, str, "QOS of jobs without the resource slurm_qos.", env=True)
+    constraint: str | None = _setting(None, str, "Node features for jobs without slurm_constraint.", env=True)
+    reservation: str | None = _setting(None, str, "Reservation for jobs without slurm_reservation.", env=True)
+    wckey: str | None = _setting(None, str, "Workload key (wckey) of all jobs; none by default.", env=True)
+    extra: str | None = _setting(
+        None,
+        str,
+        "More sbatch options for all jobs, as on its command line; a rule's slurm_extra adds.",
+        env=True,
+    )
+    poll: float | None = _setting(1.0, float, "Seconds between two looks for results of finished jobs.")
+    queue_interval: float | None = _setting(
+        15.0, float, "Seconds between two calls of squeue; one call answers for all jobs."
+    )
+    grace: float | None = _setting(
+        20.0, float, "Seconds that a job may be gone from Slurm before its missing result counts as its death."
+    )
+    lead: int | None = _setting(
+        120,
+        int,
+        "Seconds before the time limit at which a job is told to save (SIGUSR2); at most a quarter of the limit.",
+        env=True,
+    )
+    requeue: int | None = _setting(
+        -1,
+        int,
+        "How often a job may go back to the queue, after a time limit or preemption: -1 without limit, 0 never.",
+        env=True,
+    )
+    on_exit: str | None = _setting(
+        "cancel",
+        str,
+        "What Ctrl-C does to Slurm jobs: cancel them, or leave them for the next start, which attaches to them.",
+        env=True,
+        choices=("cancel", "leave"),
+    )
+    on_drift: str | None = _setting(
+        "warn",
+        str,
+        "If code or config on disk changed between submission and start of a job: warn, or fail the job.",
+        choices=("warn", "fail"),
+    )
+    key: str | None = _setting(
+        "comment",
+        str,
+        "Where a job carries the key by which a restarted workflow finds it: comment, or name if a site uses comments.",
+        choices=("comment", "name"),
+    )
+    local_gpus: int | None = _setting(
+        -1, int, "GPUs to share out among local jobs; -1: as many as this machine has.", env=True
+    )
