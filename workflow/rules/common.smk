@@ -1,5 +1,6 @@
 """Config, paths and the one command line every rule shares."""
 
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,9 @@ PYTHON = sys.executable
 OUT = f"{CFG.runtime.results_dir}/{CFG.experiment}"
 STATE = f"{CFG.runtime.state_dir}/{CFG.experiment}"
 RUN = f"--state {STATE} --experiment {CFG.experiment} --tracking {CFG.runtime.tracking_uri} --device {CFG.runtime.device}"
+
+# Resources of a profile may depend on the size of the run: nodes: "16 if '$IHA_SCALE' == 'paper' else 1".
+os.environ["IHA_SCALE"] = CFG.scale
 
 VARIANTS = [v.name for v in CFG.variants]
 SEEDS = list(CFG.seeds)
@@ -65,10 +69,18 @@ onerror:
     shell(SYNC)
 
 
+# Training stages may have several ranks; the launcher is not part of their code.
+LAUNCH = (
+    "exec {PYTHON} -m iha.launch --nodes {resources.nodes} "
+    "--tasks-per-node {resources.tasks_per_node} --threads {threads} -m"
+)
+
+
 def command(stage):
     """Shell line of a stage: its slice and code are rerun keys (params), where it runs is not."""
+    start = LAUNCH if stage in SPLITS else "exec {PYTHON} -m"
     return (
-        f"exec {{PYTHON}} -m iha.stages.{stage} --output {{output[0]}} --inputs {{params.inputs}} "
+        f"{start} iha.stages.{stage} --output {{output[0]}} --inputs {{params.inputs}} "
         "--threads {threads} {RUN} --code {params.code} --slice {params.slice:q} > {log} 2>&1"
     )
 
@@ -91,7 +103,11 @@ save_summaries(Path(".snakemake/iha-code.json"))
 
 def named(wildcards, input):
     """Parent manifests as NAME=PATH (`items_`: Snakemake keeps the name `items` for itself)."""
-    return " ".join(f"{name.rstrip('_')}={path}" for name, path in input.items() if name != "tracking")
+    return " ".join(
+        f"{name.rstrip('_')}={path}"
+        for name, path in input.items()
+        if name != "tracking"
+    )
 
 
 def run_manifest(stage, variant="{variant}", seed="{seed}"):

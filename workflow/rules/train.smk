@@ -20,6 +20,8 @@ rule pretrain:
     resources:
         mem_mb=4000,
         runtime=1440,
+        nodes=1,
+        tasks_per_node=1,
     params:
         inputs=named,
         slice=lambda w: dag.dump(
@@ -47,6 +49,8 @@ rule extend:
     resources:
         mem_mb=6000,
         runtime=1440,
+        nodes=1,
+        tasks_per_node=1,
     params:
         inputs=named,
         slice=lambda w: dag.dump(dag.train_slice(CFG, "extend", w.variant, int(w.seed))),
@@ -72,6 +76,8 @@ rule sft:
     resources:
         mem_mb=4000,
         runtime=1440,
+        nodes=1,
+        tasks_per_node=1,
     params:
         inputs=named,
         slice=lambda w: dag.dump(dag.train_slice(CFG, "sft", w.variant, int(w.seed))),
