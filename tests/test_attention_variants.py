@@ -6,8 +6,10 @@ import attention_oracle as oracle
 import pytest
 import torch
 from attention_lab import THETA, frame, layer, spec_of
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from iha.attention import talking_heads
 
 SHAPES = {
     "batch": st.integers(1, 2),
@@ -45,19 +47,20 @@ def test_mha_and_local(case):
     check(module, inputs(case), lambda m, x: oracle.mha(m, x, THETA, seen), frame(case["tokens"]))
 
 
-@QUICK
-@given(st.fixed_dictionaries(SHAPES), st.booleans())
-def test_talking_heads(case, recompute):
-    from iha.attention import talking_heads
+@pytest.fixture(params=[True, False], ids=["recomputed", "kept"])
+def small_chunks(request, monkeypatch):
+    """Chunks of five queries, recomputed in the backward pass or kept for it."""
+    monkeypatch.setattr(talking_heads, "WHOLE", 5)
+    monkeypatch.setattr(talking_heads, "CHUNK", 5)
+    monkeypatch.setattr(talking_heads, "RECOMPUTE_FROM", 10 if request.param else 999)
 
-    old = talking_heads.CHUNK, talking_heads.RECOMPUTE_FROM
-    talking_heads.CHUNK, talking_heads.RECOMPUTE_FROM = 5, 10 if recompute else 999
-    try:
-        module = layer(spec_of("talking_heads"), heads=case["heads"], seed=case["seed"], noise=0.5)
-        seen = oracle.visible(case["tokens"])
-        check(module, inputs(case), lambda m, x: oracle.talking_heads(m, x, THETA, seen), frame(case["tokens"]))
-    finally:
-        talking_heads.CHUNK, talking_heads.RECOMPUTE_FROM = old
+
+@settings(QUICK, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.fixed_dictionaries(SHAPES))
+def test_talking_heads(small_chunks, case):
+    module = layer(spec_of("talking_heads"), heads=case["heads"], seed=case["seed"], noise=0.5)
+    seen = oracle.visible(case["tokens"])
+    check(module, inputs(case), lambda m, x: oracle.talking_heads(m, x, THETA, seen), frame(case["tokens"]))
 
 
 @QUICK

@@ -18,8 +18,10 @@ from iha.rope import rotate
 from iha.variants.base import Geometry
 from iha.variants.talking_heads import TalkingHeadsSpec
 
-#: Queries per chunk, and the length from which chunks are recomputed rather than kept for the backward pass.
-CHUNK = 64
+#: Queries per chunk; up to WHOLE queries are not worth cutting; from RECOMPUTE_FROM keys on, chunks are recomputed
+#: rather than kept for the backward pass.
+CHUNK = 128
+WHOLE = 256
 RECOMPUTE_FROM = 2048
 
 
@@ -49,11 +51,14 @@ class TalkingHeadsAttention(Attention[TalkingHeadsSpec]):
 
     def _chunked(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         recompute = mask.n_keys >= RECOMPUTE_FROM and torch.is_grad_enabled()
+        chunk = mask.n_queries if mask.n_queries <= WHOLE else CHUNK
         parts = []
-        for start in range(0, mask.n_queries, CHUNK):
-            stop = min(start + CHUNK, mask.n_queries)
+        for start in range(0, mask.n_queries, chunk):
+            stop = min(start + chunk, mask.n_queries)
             low, high = mask.keys_of(start, stop)
             seen = mask.dense(q.device, (start, stop))
+            if not mask.windowed and not mask.ragged:
+                seen = seen[..., start - stop :]  # all keys before the chunk are seen
             scaled = q[:, :, start:stop] * self.scale
             args = (scaled, k[:, :, low:high], v[:, :, low:high], seen, self.pre_mix, self.post_mix)
             parts.append(checkpoint(talk, *args, use_reentrant=False) if recompute else talk(*args))
@@ -63,10 +68,12 @@ class TalkingHeadsAttention(Attention[TalkingHeadsSpec]):
 def talk(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, pre: Tensor, post: Tensor) -> Tensor:
     """post . softmax(mask(pre . q k^T)) v: the mask comes after the pre-mix, since mixed infinities are NaN (ATT-08).
 
-    q (B, H, Q, d) scaled; k, v (B, H, K, d); seen Boolean, broadcastable to (B, H, Q, K). Returns (B, H, Q, d).
+    q (B, H, Q, d) scaled; k, v (B, H, K, d); seen Boolean, broadcastable to (B, H, Q, last keys), for as many of the
+    last keys as it has columns; those before are seen. Returns (B, H, Q, d).
     """
-    logits = mix(pre, q @ k.transpose(-1, -2))
-    weights = logits.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+    logits = mix(pre, torch.matmul(q, k.transpose(-1, -2)))
+    logits[..., -seen.shape[-1] :].masked_fill_(~seen, float("-inf"))
+    weights = logits.softmax(dim=-1)
     return torch.matmul(mix(post, weights.to(v.dtype)), v)
 
 
