@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch.distributed.fsdp  # both imported here once: the forked ranks inherit them
-from trainlab import Bigram, Fixed, Lab, make_loop, recipe, train_slice
+from trainlab import Bigram, Fixed, Lab, make_loop, plain_store, recipe, train_slice
 
 from iha.config import ModelConfig
 from iha.stages.common import RESUMABLE
@@ -95,6 +95,15 @@ def test_trn_02_each_labelled_token_weighs_the_same_on_every_rank(tmp_path):
     both = [torch.stack(pair).mean(0) for pair in zip(gradients(0, 2), gradients(1, 2), strict=True)]
     for ours, expected in zip(both, gradients(0, 1), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_refusal_on_the_lead_rank_is_every_ranks(tmp_path):
+    lab = Lab(tmp_path)
+    assert lab.run(PART, IHA_FAULT="step@2:kill")[0] == -signal.SIGKILL
+    lab.give("store", plain_store(lab.state, seed=9))
+    for code, text in lab.ranks(PART, 2):
+        assert code == 2
+        assert "inputs.store" in text
 
 
 def test_a_batch_that_does_not_divide_is_refused(tmp_path):

@@ -9,8 +9,8 @@ from typing import Any
 
 log = logging.getLogger("iha")
 
-#: Seconds between two lines of a log.
-QUIET = 10.0
+#: Seconds between two lines of a log: a twentieth of the time run so far, within these.
+QUIET = (10.0, 600.0)
 #: Dense bf16 FLOP/s of a device by its exact name; MFU of a device that is not here is not shown.
 PEAK_FLOPS = {
     "NVIDIA A100-SXM4-80GB": 312e12,
@@ -27,7 +27,7 @@ class Progress:
         self._label, self._total = label, total
         self._flops, self._peak = flops_per_token, peak
         self._shown = shown
-        self._last = self._said = time.perf_counter()
+        self._began = self._last = self._said = time.perf_counter()
         self._live = _terminal(label, total) if shown and sys.stderr.isatty() else None
 
     def rates(self, tokens: int) -> dict[str, float]:
@@ -45,15 +45,21 @@ class Progress:
         """Show the state after `done` steps."""
         if not self._shown:
             return
-        text = f"loss {values['loss']:.4f} · norm {values['grad_norm']:.2f} · lr {values['lr']:.2e}"
-        text += f" · {values['tokens_per_second']:,.0f} tok/s"
+        text = f"loss {values['loss']:.4f} · {values['tokens_per_second']:,.0f} tok/s"
         if "mfu" in values:
             text += f" · MFU {values['mfu']:.1%}"
         if self._live is not None:
             self._live.update(self._live.task_ids[0], completed=done, values=text)
-        elif time.perf_counter() - self._said > QUIET or done == self._total:
-            self._said = time.perf_counter()
-            log.info("%s step %d/%d · %s", self._label, done, self._total, text)
+        elif self._due() or done == self._total:
+            more = f"norm {values['grad_norm']:.2f} · lr {values['lr']:.2e}"
+            log.info("%s step %d/%d · %s · %s", self._label, done, self._total, text, more)
+
+    def _due(self) -> bool:
+        now, (shortest, longest) = time.perf_counter(), QUIET
+        if now - self._said < min(longest, max(shortest, (now - self._began) / 20)):
+            return False
+        self._said = now
+        return True
 
     def close(self) -> None:
         """Give the terminal back."""
@@ -67,7 +73,7 @@ def _terminal(label: str, total: int) -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     values = TextColumn("{task.fields[values]}")
-    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), values)
+    columns = (TextColumn(label), BarColumn(bar_width=10), MofNCompleteColumn(), TimeRemainingColumn(), values)
     live = Progress(*columns, console=Console(stderr=True))
     live.add_task(label, total=total, values="")
     live.start()
