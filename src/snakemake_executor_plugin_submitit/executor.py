@@ -220,7 +220,9 @@ class Executor(RemoteExecutor):  # type: ignore[misc]
     def _goes_on(self, info: Any) -> bool:
         live: Live = info.aux["live"]
         try:
-            return self._look(live)
+            goes_on = self._look(live)
+            live.errors = 0
+            return goes_on
         except Exception as error:
             live.errors += 1
             if live.errors < PATIENCE:
@@ -240,7 +242,6 @@ class Executor(RemoteExecutor):  # type: ignore[misc]
             return self._conclude(live, outcome)
         if Path(live.handle.paths.result_pickle).exists():
             return self._conclude(live, backend.result(live))
-        live.errors = 0
         state = self._state(live)
         if state in slurm.ALIVE:
             live.suspect = None
@@ -315,8 +316,9 @@ class Executor(RemoteExecutor):  # type: ignore[misc]
         try:
             self.logger.error(failure.describe(info.job, where, what, advice, log))
             self.print_job_error(info, msg=f"{what}. ", aux_logs=[str(own_log)] if own_log else [])
-        finally:
-            self.workflow.scheduler.error_callback(info.job)
+        except Exception as error:
+            self.logger.error(f"a job failed ({what}), and so did describing it: {type(error).__name__}: {error}")
+        self.workflow.scheduler.error_callback(info.job)
 
     def cancel_jobs(self, active_jobs: list[Any]) -> None:
         """Cancel everything that is live, or leave it to the next start if the user wants that."""
