@@ -159,7 +159,7 @@ def _forwarding(started: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
 def _wait(started: list[subprocess.Popen[bytes]]) -> list[int]:
     """Exit codes of all processes; once one failed, the others get a while to notice and are then ended."""
     deadline: float | None = None
-    while any(process.poll() is None for process in started):
+    while None in [process.poll() for process in started]:
         if deadline is None and any(process.returncode for process in started):
             deadline = time.monotonic() + GRACE
         if deadline is not None and time.monotonic() > deadline:

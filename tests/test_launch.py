@@ -1,0 +1,107 @@
+"""The rank launcher as processes of one machine; srun's part is tested on a real Slurm (test_slurm_jobs.py)."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from slurmlab import wait_for
+
+from iha import launch
+
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGUSR2, lambda *_: told.append(1))
+told = []
+rank = os.environ.get("RANK", "alone")
+names = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+Path("rank" + rank).write_text(" ".join([*(os.environ.get(n, "-") for n in names), *sys.argv[1:]]))
+if "wait" in sys.argv:
+    while not told:
+        time.sleep(0.02)
+    time.sleep(0.3 if rank == "0" else 0)
+    Path("saved" + rank).write_text("")
+    sys.exit(75)
+if "fail" in sys.argv and rank == "1":
+    sys.exit(3)
+if "fail" in sys.argv:
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    (tmp_path / "ranks.py").write_text(RANK)
+    for name in ("SLURM_JOB_ID", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def started(*args):
+        return subprocess.Popen(
+            [sys.executable, "-m", "iha.launch", *args], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+
+    return started
+
+
+def test_one_rank_is_this_process_in_no_world(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    process = start("-m", "ranks", "--x")
+    assert process.wait(60) == 0
+    assert (tmp_path / "rankalone").read_text() == "- - - - - - --x"
+
+
+def test_ranks_of_one_machine_find_each_other(start, tmp_path):
+    assert start("--tasks-per-node", "2", "--threads", "3", "-m", "ranks", "--y", "1").wait(60) == 0
+    first, second = ((tmp_path / f"rank{i}").read_text().split() for i in range(2))
+    assert first[:4] == ["2", "0", "2", "127.0.0.1"] and second[:4] == ["2", "1", "2", "127.0.0.1"]
+    assert first[4:] == second[4:] == [first[4], "3", "--y", "1"] and int(first[4]) > 1023
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_sub_02_every_rank_saves_and_the_code_passes_through(start, tmp_path, number):
+    process = start("--tasks-per-node", "2", "-m", "ranks", "wait")
+    wait_for(lambda: all((tmp_path / f"rank{i}").exists() for i in range(2)), 60, "two ranks")
+    process.send_signal(number)
+    assert process.wait(60) == 75
+    assert (tmp_path / "saved0").exists() and (tmp_path / "saved1").exists()
+
+
+def test_a_failed_rank_ends_the_others(start, monkeypatch):
+    monkeypatch.setattr(launch, "GRACE", 0.5)
+    began = time.monotonic()
+    ranks = [subprocess.Popen(["sleep", "60"]), subprocess.Popen(["bash", "-c", "exit 3"])]
+    assert launch._verdict(launch._wait(ranks), asked=False) == 3
+    assert time.monotonic() - began < 20
+
+
+def test_verdict_of_a_run_cut_off_while_it_was_asked_to_stop():
+    assert launch._verdict([0, 75], asked=False) == 75
+    assert launch._verdict([137], asked=True) == 75
+    assert launch._verdict([137], asked=False) == 137
+    assert launch._verdict([-9], asked=False) == 137
+    assert launch._verdict([0], asked=True) == 0
+
+
+def test_nodes_without_an_allocation_are_refused(start):
+    process = start("--nodes", "2", "-m", "ranks")
+    assert process.wait(60) == 2
+    assert "--nodes 2, but there is 1; run it inside a Slurm allocation of 2 nodes" in process.stderr.read()
+
+
+def test_port_changes_with_the_restart_of_a_job(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    first = launch._port(True)
+    assert launch._port(True) == first
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert launch._port(True) != first
+
+
+def test_stop_before_the_stage_is_ready_is_resumable(tmp_path):
+    (tmp_path / "slow.py").write_text("from pathlib import Path; import time; Path('up').touch(); time.sleep(60)")
+    process = subprocess.Popen([sys.executable, "-m", "iha.launch", "-m", "slow"], cwd=tmp_path)
+    wait_for((tmp_path / "up").exists, 60, "the stage's imports")
+    os.kill(process.pid, signal.SIGUSR2)
+    assert process.wait(20) == 75
