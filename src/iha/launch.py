@@ -157,17 +157,19 @@ def _forwarding(started: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
 
 
 def _wait(started: list[subprocess.Popen[bytes]]) -> list[int]:
-    """Exit codes of all processes; once one failed, the others get a while to notice and are then ended."""
+    """Exit codes of all processes; once one failed, the others get a while to notice and are then ended (code 0)."""
     deadline: float | None = None
+    ended = set()
     while None in [process.poll() for process in started]:
         if deadline is None and any(process.returncode for process in started):
             deadline = time.monotonic() + GRACE
         if deadline is not None and time.monotonic() > deadline:
             for process in started:
                 if process.returncode is None:
+                    ended.add(process.pid)
                     process.kill()
         time.sleep(0.05)
-    return [process.returncode for process in started]
+    return [0 if process.pid in ended else process.returncode for process in started]
 
 
 def _verdict(codes: list[int], asked: bool) -> int:
