@@ -22,5 +22,6 @@ rule all:
     default_target: True
     input:
         f"{OUT}/report/report.json",
+        f"{OUT}/tracking.json",
         # asked for by name, so that a deleted one is made again (SNK-07)
         list(REPORT_INPUTS.values()),

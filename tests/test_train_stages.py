@@ -9,8 +9,10 @@ from trainlab import Lab, packed_store, plain_store, recipe, train_slice
 
 from iha.data.loader import Batches
 from iha.data.store import TokenStore
+from iha.flops import ledger
 from iha.manifest import read_manifest, verify_files
 from iha.modelfile import load_model
+from iha.slices import Budget, LedgerSlice
 
 KIND = "iha"
 BASE = train_slice(KIND, recipe=recipe(steps=6))
@@ -89,12 +91,14 @@ def test_a_store_of_another_vocabulary_is_refused(tmp_path):
 
 
 def test_flops_are_the_ledgers(tmp_path):
-    from iha.manifest import Manifest
-
     found = Lab(tmp_path)
-    row = {"train_flops": {"pretrain": 1.5e9, "extend": 1.0, "sft": 1.0}}
-    found.give("flops", Manifest(stage="flops", slice={}, code="x", facts={"variants": {"global": row}}))
     part = train_slice(recipe=recipe(steps=2))
     assert found.run(part)[0] == 0
-    assert found.made(part).facts["flops"] == 1.5e9
+    budget = Budget(seq_len=part.recipe.seq_len, steps=2, global_batch=part.recipe.global_batch)
+    priced = LedgerSlice(
+        model=part.model, vocab_size=part.vocab_size, variants=(part.variant,), reference=part.variant.name,
+        match="tokens", budgets=dict.fromkeys(("pretrain", "extend", "sft"), budget),
+    )  # fmt: skip
+    row = ledger(priced)["variants"][part.variant.name]
+    assert found.made(part).facts["flops"] == row["train_flops"]["pretrain"]
     assert '"tflops"' in (found.folder(part) / "metrics.jsonl").read_text()

@@ -100,7 +100,7 @@ KEYS = {
     "evals__samples": (3, {"evaluate", "report"}),
     "evals__temperature": (0.7, {"evaluate", "report"}),
     "evals__ruler_samples": (1, {"ruler", "evaluate", "report"}),
-    "match": ("tokens", {"flops", "report"}),
+    "match": ("tokens", {"flops", "extend", "sft", "evaluate", "report"}),
     "scale": ("ladder", {"report"}),
     "runtime__workers": (1, set()),
     "runtime__threads": (2, set()),
@@ -172,7 +172,9 @@ def test_the_runs_are_read_back_through_mlflow(finished):
         assert run.data.params["recipe.steps"] or run.data.params
         assert len(client.get_metric_history(run.info.run_id, "loss")) >= 10
         parent = client.get_run(run.data.tags["mlflow.parentRunId"])
-        assert parent.data.tags.get("variant") == variant
+        assert parent.data.tags["iha.key"] == f"{variant}/seed1"
+        experiment_run = client.get_run(parent.data.tags["mlflow.parentRunId"])
+        assert "mlflow.parentRunId" not in experiment_run.data.tags
 
 
 def test_manifests_hold_no_machine_paths(finished):

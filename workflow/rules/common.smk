@@ -103,11 +103,7 @@ save_summaries(Path(".snakemake/iha-code.json"))
 
 def named(wildcards, input):
     """Parent manifests as NAME=PATH (`items_`: Snakemake keeps the name `items` for itself)."""
-    return " ".join(
-        f"{name.rstrip('_')}={path}"
-        for name, path in input.items()
-        if name != "tracking"
-    )
+    return " ".join(f"{name.rstrip('_')}={path}" for name, path in input.items())
 
 
 def run_manifest(stage, variant="{variant}", seed="{seed}"):

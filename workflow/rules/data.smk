@@ -1,6 +1,7 @@
 """Tokenizer, token stores, evaluation items, tracking store, FLOP ledger."""
 
 
+# No job waits for the store (an `ancient` input would hide changed params from Snakemake); it is made first.
 rule tracking:
     output:
         f"{OUT}/tracking.json",
@@ -8,6 +9,7 @@ rule tracking:
         f"{OUT}/logs/tracking.log",
     benchmark:
         f"{OUT}/benchmarks/tracking.tsv"
+    priority: 100
     resources:
         mem_mb=1000,
         runtime=10,

@@ -36,7 +36,6 @@ def eval_inputs(w):
 rule evaluate:
     input:
         unpack(eval_inputs),
-        tracking=ancient(f"{OUT}/tracking.json"),
     output:
         eval_manifest("{suite}", "{model}"),
     log:

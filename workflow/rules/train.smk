@@ -8,8 +8,6 @@ rule pretrain:
     input:
         tokenizer=f"{OUT}/data/tokenizer.json",
         store=f"{OUT}/data/pretrain.json",
-        flops=ancient(f"{OUT}/flops.json"),
-        tracking=ancient(f"{OUT}/tracking.json"),
     output:
         run_manifest("pretrain"),
     log:
@@ -36,9 +34,7 @@ rule extend:
     input:
         tokenizer=f"{OUT}/data/tokenizer.json",
         store=f"{OUT}/data/extend.json",
-        flops=ancient(f"{OUT}/flops.json"),
         parent=run_manifest("pretrain"),
-        tracking=ancient(f"{OUT}/tracking.json"),
     output:
         run_manifest("extend"),
     log:
@@ -63,9 +59,7 @@ rule sft:
     input:
         tokenizer=f"{OUT}/data/tokenizer.json",
         store=f"{OUT}/data/sft.json",
-        flops=ancient(f"{OUT}/flops.json"),
         parent=run_manifest("pretrain"),
-        tracking=ancient(f"{OUT}/tracking.json"),
     output:
         run_manifest("sft"),
     log:

@@ -130,11 +130,10 @@ def _run_tracked(run: Run, loop: Loop, stop: StopFlag, record: dict[str, Any], r
         SystemExit: with the resumable code, if the run was asked to stop.
     """
     part, world = run.part, run.world
-    flops = run.flops()
     tokens = part.steps * part.recipe.global_batch * part.recipe.seq_len
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
     peak = PEAK_FLOPS.get(device)
-    progress = Progress(run.label, part.steps, flops and flops / tokens, peak and peak * world.size, world.leads)
+    progress = Progress(run.label, part.steps, run.flops() / tokens, peak and peak * world.size, world.leads)
     tracker = _tracker(run, record, resumed) if world.leads else None
     status: Status = "FAILED"
     try:

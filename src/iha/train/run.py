@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iha.slices import TrainSlice
+from iha.flops import PricedModel
+from iha.slices import Budget, TrainSlice
 from iha.stages.common import Context
 from iha.train import identity
 from iha.train.distributed import World
@@ -36,8 +37,9 @@ class Run:
         inputs = {name: identity.content(found[name]) for name in ("tokenizer", "store", "parent") if name in found}
         return {"slice": self.part.model_dump(mode="json"), "inputs": inputs}
 
-    def flops(self) -> float | None:
-        """Training FLOPs of the whole run by the ledger; None without one."""
-        ledger = self.context.inputs.get("flops")
-        row = ledger.facts["variants"].get(self.part.variant.name) if ledger else None
-        return float(row["train_flops"][self.part.stage]) if row else None
+    def flops(self) -> float:
+        """Training FLOPs of the whole run, in the ledger's convention."""
+        part = self.part
+        priced = PricedModel(part.model, part.variant.attention, part.vocab_size, part.pretrain_len)
+        budget = Budget(seq_len=part.recipe.seq_len, steps=part.steps, global_batch=part.recipe.global_batch)
+        return float(part.steps * priced.step_flops(budget))
