@@ -127,7 +127,7 @@ class Toy:
 
     def __init__(self, folder: Path, snakefile: str, env: dict[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.env = folder, env or {}
+        self.folder, self.env = folder, dict(env or {})
         self.write("Snakefile", snakefile)
         self.write("train.py", TRAINER)
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from slurmlab import Cluster, Toy, missing, no_workflow_left, wait_for  # noqa: F401 (a fixture)
@@ -208,6 +209,54 @@ def test_dst_02_preemption_is_no_failure(cluster, tmp_path):
     assert head.wait(timeout=60) == 0, toy.read("head.log")
     assert [life[0] for life in toy.lives()] == [job, job]
     assert toy.executed() == list(range(1, len(toy.executed()) + 1))
+
+
+@pytest.mark.slow
+def test_sub_01_time_limit_is_an_interruption_not_an_end(cluster, tmp_path):
+    """A limit of one minute: Slurm sends the signal, the job saves in time and goes on under the same id."""
+    toy = trainer(cluster, tmp_path, minutes=1)
+    head = toy.start()
+    wait_for(lambda: len(toy.lives()) == 2, 120, "the second life")
+    toy.finish()
+    assert head.wait(timeout=60) == 0, toy.read("head.log")
+    assert len({life[0] for life in toy.lives()}) == 1
+    assert toy.executed() == list(range(1, len(toy.executed()) + 1))
+    assert toy.diary()[0]["asked"] and toy.diary()[0]["resumable"]
+
+
+def test_sub_02_without_scontrol_on_the_nodes_the_workflow_submits_again(cluster, tmp_path):
+    toy = trainer(cluster, tmp_path)
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for program in Path("/usr/bin").iterdir():
+        if program.name != "scontrol":
+            (bare / program.name).symlink_to(program)
+    toy.env["PATH"] = f"{Path(sys.executable).parent}:{bare}"
+    head = toy.start()
+    wait_for(toy.executed, what="the first step")
+    job = cluster.last()
+    cluster("scancel", "--batch", "--signal=USR2", str(job))
+    wait_for(lambda: len(toy.lives()) == 2, 60, "the second life")
+    toy.finish()
+    assert head.wait(timeout=60) == 0, toy.read("head.log")
+    assert [life[0] for life in toy.lives()] == [str(job), str(job + 1)]
+    assert toy.executed() == list(range(1, len(toy.executed()) + 1))
+
+
+def test_dst_02_failed_node_is_no_failure_of_the_job(cluster, tmp_path):
+    toy = trainer(cluster, tmp_path)
+    head = toy.start()
+    wait_for(toy.executed, what="the first step")
+    job = str(cluster.last())
+    node = cluster("squeue", "-h", "-j", job, "-o", "%N").strip()
+    cluster("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    try:
+        wait_for(lambda: len(toy.lives()) == 2, 60, "the second life")
+        toy.finish()
+        assert head.wait(timeout=60) == 0, toy.read("head.log")
+    finally:
+        cluster("scontrol", "update", f"nodename={node}", "state=resume", check=False)
+    assert [life[0] for life in toy.lives()] == [job, job] and cluster.last() == int(job)
 
 
 RANKS = """
