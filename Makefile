@@ -46,7 +46,7 @@ lint: install  ## style, types, workflow format
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/snakefmt --check Snakefile workflow
-	@$(BIN)/snakemake --lint
+	@$(BIN)/python workflow/lint.py
 	@echo "Lint passed."
 
 ui: install  ## open the MLflow UI on loopback

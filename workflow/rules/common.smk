@@ -27,14 +27,17 @@ try:
 except ConfigError as error:
     raise WorkflowError(str(error)) from None
 
-# Formatted into the commands only when they run, so moving scratch or the tracking server reruns nothing.
-PYTHON = sys.executable
 OUT = f"{CFG.runtime.results_dir}/{CFG.experiment}"
 STATE = f"{CFG.runtime.state_dir}/{CFG.experiment}"
-RUN = f"--state {STATE} --experiment {CFG.experiment} --tracking {CFG.runtime.tracking_uri} --device {CFG.runtime.device}"
 
-# Resources of a profile may depend on the size of the run: nodes: "16 if '$IHA_SCALE' == 'paper' else 1".
-os.environ["IHA_SCALE"] = CFG.scale
+# In the environment, not in the command: moving scratch or the tracking server reruns nothing. Resources of a profile
+# may depend on the size of the run: nodes: "16 if '$IHA_SCALE' == 'paper' else 1".
+os.environ.update(
+    IHA_PYTHON=sys.executable,
+    IHA_RUN=f"--state {STATE} --experiment {CFG.experiment} "
+    f"--tracking {CFG.runtime.tracking_uri} --device {CFG.runtime.device}",
+    IHA_SCALE=CFG.scale,
+)
 
 VARIANTS = [v.name for v in CFG.variants]
 SEEDS = list(CFG.seeds)
@@ -58,7 +61,7 @@ onstart:
 
 
 # Short stages leave their runs in journals; the head carries them to MLflow, whose absence stops nothing.
-SYNC = f"{PYTHON} -m iha.tracking.sync {STATE} --tracking {CFG.runtime.tracking_uri} || true"
+SYNC = f"{sys.executable} -m iha.tracking.sync {STATE} --tracking {CFG.runtime.tracking_uri} || true"
 
 
 onsuccess:
@@ -71,17 +74,17 @@ onerror:
 
 # Training stages may have several ranks; the launcher is not part of their code.
 LAUNCH = (
-    "exec {PYTHON} -m iha.launch --nodes {resources.nodes} "
+    "exec $IHA_PYTHON -m iha.launch --nodes {resources.nodes} "
     "--tasks-per-node {resources.tasks_per_node} --threads {threads} -m"
 )
 
 
 def command(stage):
     """Shell line of a stage: its slice and code are rerun keys (params), where it runs is not."""
-    start = LAUNCH if stage in SPLITS else "exec {PYTHON} -m"
+    start = LAUNCH if stage in SPLITS else "exec $IHA_PYTHON -m"
     return (
-        f"{start} iha.stages.{stage} --output {{output[0]}} --inputs {{params.inputs}} "
-        "--threads {threads} {RUN} --code {params.code} --slice {params.slice:q} > {log} 2>&1"
+        f"{start} iha.stages.{stage} --output {{output.manifest}} --inputs {{params.inputs}} "
+        "--threads {threads} $IHA_RUN --code {params.code} --slice {params.slice:q} > {log} 2>&1"
     )
 
 
@@ -114,3 +117,14 @@ def run_manifest(stage, variant="{variant}", seed="{seed}"):
 def eval_manifest(suite, model, variant="{variant}", seed="{seed}"):
     """Manifest of a suite on one checkpoint."""
     return f"{OUT}/evals/{variant}/seed{seed}/{suite}.{model}.json"
+
+
+def eval_inputs(w):
+    """Checkpoint, tokenizer, items, and the RULER lengths of the suite."""
+    lengths = dag.suite_of(CFG, w.suite, w.model).lengths
+    return {
+        "model": run_manifest(MODEL_STAGES[w.model], w.variant, w.seed),
+        "tokenizer": f"{OUT}/data/tokenizer.json",
+        "items_": f"{OUT}/data/items.json",
+        **{f"ruler_{n}": f"{OUT}/ruler/{n}.json" for n in lengths},
+    }

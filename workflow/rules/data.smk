@@ -4,7 +4,7 @@
 # No job waits for the store (an `ancient` input would hide changed params from Snakemake); it is made first.
 rule tracking:
     output:
-        f"{OUT}/tracking.json",
+        manifest=f"{OUT}/tracking.json",
     log:
         f"{OUT}/logs/tracking.log",
     benchmark:
@@ -23,7 +23,7 @@ rule tracking:
 
 rule flops:
     output:
-        f"{OUT}/flops.json",
+        manifest=f"{OUT}/flops.json",
     log:
         f"{OUT}/logs/flops.log",
     benchmark:
@@ -41,7 +41,7 @@ rule flops:
 
 rule tokenizer:
     output:
-        f"{OUT}/data/tokenizer.json",
+        manifest=f"{OUT}/data/tokenizer.json",
     log:
         f"{OUT}/logs/tokenizer.log",
     benchmark:
@@ -62,7 +62,7 @@ rule tokenise:
     input:
         tokenizer=f"{OUT}/data/tokenizer.json",
     output:
-        f"{OUT}/data/{{split}}.json",
+        manifest=f"{OUT}/data/{{split}}.json",
     log:
         f"{OUT}/logs/tokenise-{{split}}.log",
     benchmark:
@@ -81,7 +81,7 @@ rule tokenise:
 
 rule items:
     output:
-        f"{OUT}/data/items.json",
+        manifest=f"{OUT}/data/items.json",
     log:
         f"{OUT}/logs/items.log",
     benchmark:
@@ -103,7 +103,7 @@ rule contamination:
         tokenizer=f"{OUT}/data/tokenizer.json",
         items_=f"{OUT}/data/items.json",
     output:
-        f"{OUT}/contamination/{{split}}.json",
+        manifest=f"{OUT}/contamination/{{split}}.json",
     log:
         f"{OUT}/logs/contamination-{{split}}.log",
     benchmark:

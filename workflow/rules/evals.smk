@@ -6,7 +6,7 @@ rule ruler:
         tokenizer=f"{OUT}/data/tokenizer.json",
         items_=f"{OUT}/data/items.json",
     output:
-        f"{OUT}/ruler/{{length}}.json",
+        manifest=f"{OUT}/ruler/{{length}}.json",
     log:
         f"{OUT}/logs/ruler-{{length}}.log",
     benchmark:
@@ -22,22 +22,11 @@ rule ruler:
         command("ruler")
 
 
-def eval_inputs(w):
-    """Checkpoint, tokenizer, items, and the RULER lengths of the suite."""
-    lengths = dag.suite_of(CFG, w.suite, w.model).lengths
-    return {
-        "model": run_manifest(MODEL_STAGES[w.model], w.variant, w.seed),
-        "tokenizer": f"{OUT}/data/tokenizer.json",
-        "items_": f"{OUT}/data/items.json",
-        **{f"ruler_{n}": f"{OUT}/ruler/{n}.json" for n in lengths},
-    }
-
-
 rule evaluate:
     input:
         unpack(eval_inputs),
     output:
-        eval_manifest("{suite}", "{model}"),
+        manifest=eval_manifest("{suite}", "{model}"),
     log:
         f"{OUT}/logs/evaluate-{{variant}}-seed{{seed}}-{{suite}}-{{model}}.log",
     benchmark:

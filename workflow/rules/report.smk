@@ -31,7 +31,6 @@ rule report:
     input:
         list(REPORT_INPUTS.values()),
     output:
-        f"{OUT}/report/report.json",
         report(
             f"{OUT}/report/table1.md",
             caption="../report/table1.rst",
@@ -55,6 +54,7 @@ rule report:
             caption="../report/page.rst",
             category="Report",
         ),
+        manifest=f"{OUT}/report/report.json",
     log:
         f"{OUT}/logs/report.log",
     benchmark:

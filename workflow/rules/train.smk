@@ -9,7 +9,7 @@ rule pretrain:
         tokenizer=f"{OUT}/data/tokenizer.json",
         store=f"{OUT}/data/pretrain.json",
     output:
-        run_manifest("pretrain"),
+        manifest=run_manifest("pretrain"),
     log:
         f"{OUT}/logs/pretrain-{{variant}}-seed{{seed}}.log",
     benchmark:
@@ -36,7 +36,7 @@ rule extend:
         store=f"{OUT}/data/extend.json",
         parent=run_manifest("pretrain"),
     output:
-        run_manifest("extend"),
+        manifest=run_manifest("extend"),
     log:
         f"{OUT}/logs/extend-{{variant}}-seed{{seed}}.log",
     benchmark:
@@ -61,7 +61,7 @@ rule sft:
         store=f"{OUT}/data/sft.json",
         parent=run_manifest("pretrain"),
     output:
-        run_manifest("sft"),
+        manifest=run_manifest("sft"),
     log:
         f"{OUT}/logs/sft-{{variant}}-seed{{seed}}.log",
     benchmark:
