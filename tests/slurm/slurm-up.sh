@@ -34,7 +34,7 @@ munged --key-file="$folder/munge/key" --socket="$folder/munge/socket" --pid-file
   --log-file="$folder/munge/log" --seed-file="$folder/munge/seed"
 echo "munged $(cat "$folder/munge/pid")" >> "$folder/pids"
 
-# cred_expire: a requeued job may start again a second later, instead of two minutes.
+# cred_expire: a requeued job may start again six seconds later, instead of two minutes.
 # linuxproc and no task plugin: work in any container; memory limits are not enforced.
 cat > "$folder/slurm.conf" <<CONF
 ClusterName=private
@@ -43,7 +43,7 @@ SlurmctldPort=$port
 SlurmUser=$user
 SlurmdUser=$user
 AuthType=auth/munge
-AuthInfo=socket=$folder/munge/socket,cred_expire=2
+AuthInfo=socket=$folder/munge/socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation=$folder/state
 SlurmdSpoolDir=$folder/spool/%n
@@ -80,7 +80,7 @@ for i in $(seq "$nodes"); do
     "SocketsPerBoard=1 CoresPerSocket=$cpus ThreadsPerCore=1 RealMemory=$mem $gres State=UNKNOWN" >> "$folder/slurm.conf"
 done
 cat >> "$folder/slurm.conf" <<CONF
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=6
 PartitionName=high Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 CONF
 echo 'CgroupAutomount=no' > "$folder/cgroup.conf"
