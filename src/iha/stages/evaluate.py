@@ -60,6 +60,7 @@ def body(part: EvalSlice, context: Context) -> Made:
         stage=f"{part.suite.name}.{part.suite.model}",
         params={**part.model_dump(mode="json"), "weights": subject.weights},
         jsonl=home / "metrics.jsonl",
+        tags={"code": context.code},
     )
     with _killed_if_stopped(tracker), Journal(home / "answers.jsonl", _identity(subject, context)) as journal:
         lm, settings = _load(part, context, subject, journal)
