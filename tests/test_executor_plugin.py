@@ -205,12 +205,11 @@ class Scheduler:
 def watcher(monkeypatch, tmp_path):
     """An executor with one job, number 7, and no polling thread."""
     made = object.__new__(Executor)
-    made.own = ExecutorSettings(queue_interval=0.0, grace=0.0)
+    made._begin_watching(ExecutorSettings(queue_interval=0.0, grace=0.0))
     made.workflow = types.SimpleNamespace(scheduler=Scheduler())
     said = made.said = []
     made.logger = types.SimpleNamespace(**dict.fromkeys(("info", "warning", "error"), said.append))
     made.print_job_error = lambda *_, **__: None
-    made._rows, made._rows_at, made._asked_at, made._silent = {}, 0.0, 0.0, False
     paths = types.SimpleNamespace(
         stdout=tmp_path / "7_0_log.out", result_pickle=tmp_path / "7.pkl", submitted_pickle=tmp_path / "s"
     )
@@ -283,6 +282,13 @@ def test_one_squeue_per_interval_whatever_the_number_of_jobs(watcher):
     for _ in range(3):
         look(watcher, [watcher.info] * 200)
     assert watcher.calls == 1
+
+
+def test_looking_slows_down_with_the_number_of_jobs(watcher):
+    look(watcher)
+    assert watcher.next_seconds_between_status_checks == watcher.own.poll
+    look(watcher, [watcher.info] * 20000)
+    assert watcher.own.poll < watcher.next_seconds_between_status_checks <= 10
 
 
 def test_cancel_is_one_call_for_all_jobs(watcher, monkeypatch):

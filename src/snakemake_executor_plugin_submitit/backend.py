@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ class Live:
     errors: int = 0
     gpus: tuple[int, ...] = ()
 
+    @cached_property
+    def result_file(self) -> str:
+        """Where the result of a finished job appears."""
+        return str(self.handle.paths.result_pickle)
+
     @property
     def id(self) -> str:
         """Slurm job id, or process id."""
@@ -57,6 +63,7 @@ def start(live: Live, work: task.Task, folder: Path, settings: Any) -> None:
 
     cloudpickle.register_pickle_by_value(task)
     live.work, live.since, live.suspect = work, time.time(), None
+    live.__dict__.pop("result_file", None)
     with slurm.outside_of_job():
         {"slurm": _slurm, "local": _local, "debug": _debug}[settings.cluster](live, work, folder, settings)
 
@@ -133,7 +140,7 @@ def attach(live: Live, folder: Path, job: str) -> None:
 
 def result(live: Live) -> dict[str, Any]:
     """What a finished job left behind; an exception inside it becomes a result with code 1."""
-    with Path(live.handle.paths.result_pickle).open("rb") as pickled:
+    with Path(live.result_file).open("rb") as pickled:
         import pickle
 
         outcome, value = pickle.load(pickled)

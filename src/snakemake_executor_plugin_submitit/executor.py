@@ -1,4 +1,4 @@
-"""The executor: submit, watch, report. A result file means success; Slurm's states are asked only to notice deaths.
+"""The executor: submit jobs or attach to them, and cancel them; watching.py sees them to their end.
 
 One table of live jobs is the executor's own: Snakemake's list is empty while it is being checked, so a Ctrl-C at that
 moment would cancel nothing.
@@ -6,13 +6,11 @@ moment would cancel nothing.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +24,20 @@ from snakemake_executor_plugin_submitit import backend, failure, keys, slurm
 from snakemake_executor_plugin_submitit.backend import Live
 from snakemake_executor_plugin_submitit.request import request
 from snakemake_executor_plugin_submitit.task import Task, fingerprint
+from snakemake_executor_plugin_submitit.watching import Watching
 
 NEEDED = ("sbatch", "squeue", "scancel", "srun")
-#: Failed looks at one job, in a row, after which it is given up; a workflow must not wait for ever.
-PATIENCE = 30
-#: Seconds that a job may stay in a state after which Slurm usually requeues it.
-PASSING_SECONDS = 300.0
 
 
-class Executor(RemoteExecutor):  # type: ignore[misc]
+class Executor(Watching, RemoteExecutor):  # type: ignore[misc]
     """Runs every job of a workflow as a submitit job."""
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         # The base class starts the polling thread before __post_init__: what it reads must exist by then.
-        self._live: dict[int, Live] = {}
-        self._rows: dict[str, slurm.Row] = {}
-        self._rows_at = 0.0
-        self._asked_at = 0.0
         self._orphans: dict[str, tuple[str, slurm.Row]] | None = None
         self._code: dict[str, str] | None = None
-        self._silent = False
         self._sharing = threading.Lock()
-        self.own = workflow.executor_settings
+        self._begin_watching(workflow.executor_settings)
         super().__init__(workflow, logger)
 
     def __post_init__(self) -> None:
@@ -190,135 +180,6 @@ class Executor(RemoteExecutor):  # type: ignore[misc]
                 return
             time.sleep(1)
         raise WorkflowError(f"Slurm job {job} writes the same output and does not end; see `scontrol show job {job}`.")
-
-    # ---- watching -----------------------------------------------------------------------------------
-
-    async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
-        """Yield the jobs that still run; report the others. No exception leaves this method."""
-        if not active_jobs:
-            return
-        try:
-            await asyncio.to_thread(self._refresh)
-        except Exception as error:
-            self.logger.warning(f"submitit: {type(error).__name__} while asking Slurm: {error}")
-        for info in active_jobs:
-            if await asyncio.to_thread(self._goes_on, info):
-                yield info
-
-    def _refresh(self) -> None:
-        """One squeue for all jobs, at most once per interval; then the list of result files."""
-        if self.own.cluster != "slurm" or time.time() - self._asked_at < self.own.queue_interval:
-            return
-        self._asked_at = time.time()
-        asked, rows = time.time(), slurm.queue()
-        if rows is not None:
-            self._rows, self._rows_at, self._silent = rows, asked, False
-        elif not self._silent:
-            self._silent = True
-            self.logger.warning("squeue does not answer; waiting. This says nothing about the jobs.")
-
-    def _goes_on(self, info: Any) -> bool:
-        live: Live = info.aux["live"]
-        try:
-            goes_on = self._look(live)
-            live.errors = 0
-            return goes_on
-        except Exception as error:
-            live.errors += 1
-            if live.errors < PATIENCE:
-                return True
-            self._finish(live, f"cannot be watched: {type(error).__name__}: {error}", "", None)
-            return False
-
-    def _look(self, live: Live) -> bool:
-        """Whether the job goes on; if not, it has been reported."""
-        if live.handle is None:
-            self._start(live)
-            self._name(live)
-            return True
-        if self.own.cluster == "debug":
-            error = live.handle.exception()
-            outcome = {"code": 1, "note": str(error)} if error else live.handle.submission().result()
-            return self._conclude(live, outcome)
-        if Path(live.handle.paths.result_pickle).exists():
-            return self._conclude(live, backend.result(live))
-        state = self._state(live)
-        if state in slurm.ALIVE:
-            live.suspect = None
-            return True
-        # The result may be on its way through a slow file system, or Slurm about to requeue the job.
-        live.suspect = live.suspect or time.time()
-        patience = PASSING_SECONDS if state in slurm.PASSING else self.own.grace
-        if time.time() - live.suspect < patience:
-            return True
-        self._died(live, state)
-        return False
-
-    def _state(self, live: Live) -> str:
-        if self.own.cluster == "local":
-            return "RUNNING" if live.handle.state == "RUNNING" else "GONE"
-        if self._rows_at < live.since:
-            return "PENDING"
-        row = self._rows.get(live.id)
-        return row.state if row else "GONE"
-
-    def _conclude(self, live: Live, outcome: dict[str, Any]) -> bool:
-        """Act on a result; True if the job goes on because it was submitted again."""
-        if outcome.get("drift"):
-            self.logger.warning(
-                f"{failure.name(live.info.job)} [{live.id}] ran with files changed since it was submitted: "
-                f"{', '.join(outcome['drift'][:5])}"
-            )
-        if outcome["code"] == 0:
-            self._finish(live, "", "", None)
-            return False
-        if outcome.get("again"):
-            self.logger.info(f"{failure.name(live.info.job)}: job {live.id} saved its state; submitting it again.")
-            backend.forget(live)
-            self._start(live)
-            self._name(live)
-            return True
-        note = outcome.get("note") or outcome.get("stop") or "its command failed"
-        state = ""
-        if self.own.cluster == "slurm":
-            state = slurm.post_mortem(live.id).state
-        known = state in failure.ADVICE and state not in ("COMPLETED", "GONE")
-        what = f"{state}: {note}" if known else note
-        advice = failure.advice_for(state, live.info.job, self.own.lead) if known else ""
-        self._finish(live, f"{what}, on {outcome.get('node', 'an unknown node')}", advice, live.log)
-        return False
-
-    def _died(self, live: Live, state: str) -> None:
-        if self.own.cluster == "local":
-            self._finish(live, "its process ended without a result (killed, or out of memory)", "", live.log)
-            return
-        death = slurm.post_mortem(live.id)
-        state = state if death.state in ("GONE", "COMPLETING") else death.state
-        what = state + (f" ({death.reason})" if death.reason else "") + (f" on {death.node}" if death.node else "")
-        advice = failure.advice_for(state, live.info.job, self.own.lead)
-        self._finish(live, f"Slurm says {what}, and there is no result", advice, live.log)
-
-    # ---- reporting ----------------------------------------------------------------------------------
-
-    def _finish(self, live: Live, error: str, advice: str, own_log: Path | None) -> None:
-        self._live.pop(id(live), None)
-        if not error:
-            backend.forget(live) if self.own.cluster != "debug" else None
-            self.report_job_success(live.info)
-            return
-        log = failure.telling_log(live.info.job, own_log, live.since)
-        self._report(live.info, error, f"job {live.info.external_jobid}", advice, log, own_log)
-
-    def _report(
-        self, info: Any, what: str, where: str, advice: str, log: Path | None, own_log: Path | None = None
-    ) -> None:
-        """Tell the user and the scheduler; the scheduler also if telling the user fails."""
-        try:
-            self.logger.error(failure.describe(info.job, where, what, advice, log))
-            self.print_job_error(info, msg=f"{what}. ", aux_logs=[str(own_log)] if own_log else [])
-        except Exception as error:
-            self.logger.error(f"a job failed ({what}), and so did describing it: {type(error).__name__}: {error}")
-        self.workflow.scheduler.error_callback(info.job)
 
     def cancel_jobs(self, active_jobs: list[Any]) -> None:
         """Cancel everything that is live, or leave it to the next start if the user wants that."""
