@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -122,3 +123,25 @@ def test_the_flops_stage_writes_the_ledger(tmp_path, monkeypatch):
     assert facts["reference"] == "global"
     assert facts["variants"]["iha"]["steps"]["pretrain"] == 241_561
     assert facts["variants"]["iha"]["cache_bytes"]["8192"] == (5 * 8192 + 21 * 2048) * 2 * 2560 * 2
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_manifest(stage, tmp_path, capsys):
+    def body(part: RulerSlice, context: Context) -> Made:
+        Path("/dev/full").write_text("x" * 100_000)  # the kernel's own full disk
+        return Made()
+
+    with pytest.raises(SystemExit) as stopped:
+        stage(body)
+    assert stopped.value.code == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert not (tmp_path / "results" / "ruler.json").exists()
+
+
+def test_weights_that_cannot_be_written_are_one_message(tmp_path):
+    import torch
+
+    from iha.errors import UserError
+    from iha.tensors import save_tensors
+
+    with pytest.raises(UserError, match="cannot be written"):
+        save_tensors({"w": torch.zeros(2)}, tmp_path / "missing" / "w.safetensors")

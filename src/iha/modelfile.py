@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from iha.config import ModelConfig, Variant
 from iha.errors import CheckpointError
 from iha.manifest import atomic_path, write_json
 from iha.model import Transformer, build_model
+from iha.tensors import save_tensors
 
 WEIGHTS = "model.safetensors"
 HEADER = "model.json"
@@ -24,7 +25,7 @@ def save_model(model: Transformer, folder: Path, extra: dict[str, Any]) -> None:
     """Write weights, then header, each atomically. Tied weights are stored once."""
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     with atomic_path(folder / WEIGHTS) as temporary:
-        save_file(weights, temporary)
+        save_tensors(weights, temporary)
     header = {
         "model": model.config.model_dump(mode="json"),
         "attention": model.spec.model_dump(mode="json"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import sys
@@ -22,6 +23,8 @@ S = TypeVar("S", bound=Frozen)
 
 #: Exit code of a stage that saved its state and wants to be started again (time limit, preemption).
 RESUMABLE = 75
+#: Errors of a disk that the user can mend: full, over quota, read-only, not allowed.
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,12 @@ def run(stage: str, slice_type: type[S], body: Callable[[S, Context], Made]) -> 
         write_manifest(args.output, manifest)
     except UserError as error:
         print(f"{stage}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        where = error.filename or args.state
+        print(f"{stage}: {where}: {error.strerror}. Make room or rights there, then start again.", file=sys.stderr)
         sys.exit(2)
 
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from iha.errors import CheckpointError
 from iha.faults import point
 from iha.manifest import sha256_file, sync_folder, write_json
+from iha.tensors import save_tensors
 from iha.train.distributed import World, piece
 
 log = logging.getLogger("iha")
@@ -70,7 +70,7 @@ def _save_rank(path: Path, tensors: dict[str, Tensor], world: World) -> dict[str
     """Write this rank's rows; returns the entry of its file and of its rows."""
     pieces = {name: piece(tensor, world) for name, tensor in tensors.items()}
     mine = {name: p for name, p in pieces.items() if p.owner and p.stop > p.start}
-    save_file({name: p.local.detach().cpu().contiguous() for name, p in mine.items()}, path)
+    save_tensors({name: p.local.detach().cpu().contiguous() for name, p in mine.items()}, path)
     with path.open("rb") as handle:
         os.fsync(handle.fileno())
     point("checkpoint.tensors")
