@@ -50,7 +50,7 @@ class ExecutorSettings(ExecutorSettingsBase):  # type: ignore[misc]
         "More sbatch options for all jobs, as on its command line; a rule's slurm_extra adds.",
         env=True,
     )
-    poll: float | None = _setting(0.5, float, "Seconds between two looks for results; more if there are many jobs.")
+    poll: float | None = _setting(0.25, float, "Seconds between two looks for results; more if there are many jobs.")
     queue_interval: float | None = _setting(
         15.0, float, "Seconds between two calls of squeue; one call answers for all jobs."
     )
