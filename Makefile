@@ -28,7 +28,8 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@touch $@
 
 demo: install  ## run the whole workflow small, on CPU, on real text, to finished tables
-	@echo "Running configs/smoke.yaml: five attention variants, from text to tables. Logs: results/smoke/logs/"
+	@echo "Running configs/smoke.yaml: five attention variants, from text to tables, 45 jobs, 5 to 20 minutes."
+	@echo "A training is silent for a minute or two here; its log is not: tail -f results/smoke/logs/pretrain-*.log"
 	@$(BIN)/snakemake --cores $(CORES) --quiet rules host
 	@echo
 	@echo "Done. These are smoke numbers from tiny models, not a reproduction. Look at:"
@@ -51,7 +52,8 @@ lint: install  ## style, types, workflow format
 
 ui: install  ## open the MLflow UI on loopback
 	@$(BIN)/python -m iha.tracking.sync state
-	@$(BIN)/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db} --host 127.0.0.1 --port 5000
+	@echo "Starting MLflow (up to a minute), then open http://127.0.0.1:5000"
+	@exec $(BIN)/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db} --host 127.0.0.1 --port 5000
 
 bench: install  ## run the benchmarks (quiet machine, ten minutes)
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done

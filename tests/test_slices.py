@@ -72,6 +72,7 @@ BASE = slices(parse_config(SMALL))
 KINDS = ("global", "global_local", "talking_heads", "diff", "iha")
 TRAINED = {f"{stage}.{kind}.1" for stage in SPLITS for kind in KINDS}
 EVALUATED = {"evaluate.ruler.long", "evaluate.words.base", "evaluate.words.sft"}
+WORDS = {"evaluate.words.base", "evaluate.words.sft"}
 MODEL = TRAINED | {"flops"}
 
 REACHES = {
@@ -92,10 +93,10 @@ REACHES = {
     "sft__seq_len": (256, {f"sft.{k}.1" for k in KINDS} | {"flops", "tokenise.sft"}),
     "engine__precision": ("fp32", TRAINED),
     "match": ("tokens", {n for n in TRAINED if ".global." not in n} | {"flops", "report"}),
-    "evals__limit": (2, EVALUATED | {"items"}),
+    "evals__limit": (2, WORDS | {"items"}),
     "evals__samples": (3, {"evaluate.words.sft"}),
-    "evals__base_samples": (3, {"evaluate.ruler.long", "evaluate.words.base"}),
-    "evals__temperature": (0.7, EVALUATED),
+    "evals__base_samples": (3, {"evaluate.words.base"}),
+    "evals__temperature": (0.7, WORDS),
     "evals__ruler_samples": (7, {"ruler.128", "ruler.256"}),
     "evals__haystack": ({"kind": "book"}, {"items"}),
     "evals__items": ({"gsm8k": "hub"}, {"items"}),

@@ -105,14 +105,18 @@ def suite_of(config: Config, name: str, model: str) -> Suite:
 
 
 def eval_slice(config: Config, name: str, model: str) -> EvalSlice:
-    """Slice of one suite; base models get `base_samples` answers, fine-tuned ones `samples`."""
-    e = config.evals
+    """Slice of one suite; base models get `base_samples` answers, fine-tuned ones `samples`.
+
+    RULER is one greedy answer to every item of its lists: what shapes other suites is not in its slice.
+    """
+    e, suite = config.evals, suite_of(config, name, model)
+    ruler = bool(suite.lengths)
     return EvalSlice(
-        suite=suite_of(config, name, model),
-        limit=e.limit,
-        shots=e.shots,
-        samples=e.samples if model == "sft" else e.base_samples,
-        temperature=e.temperature,
+        suite=suite,
+        limit=None if ruler else e.limit,
+        shots=0 if ruler else e.shots,
+        samples=1 if ruler else e.samples if model == "sft" else e.base_samples,
+        temperature=1.0 if ruler else e.temperature,
         max_new_tokens=e.max_new_tokens,
         batch_size=e.batch_size,
     )

@@ -33,12 +33,13 @@ class Block:
 
 def build(results: Results, columns: tuple[Column, ...], paper: PaperTable | None = None) -> Block:
     """Compute every cell of a table."""
-    by_column = [_column(results, column, paper) for column in columns]
+    tests = len(columns) * (len(results.part.variants) - 1)
+    by_column = [_column(results, column, paper, tests) for column in columns]
     cells = {v: tuple(cells[v] for cells in by_column) for v in results.part.variants}
     return Block(columns, _starred(cells, results.part.reference))
 
 
-def _column(results: Results, column: Column, paper: PaperTable | None) -> dict[str, Cell]:
+def _column(results: Results, column: Column, paper: PaperTable | None, tests: int) -> dict[str, Cell]:
     reference = results.part.reference
     cells = {v: cell(results, column.key, v, column.factor) for v in results.part.variants}
     items = {v: _items(results, column.key, v) for v in cells}
@@ -47,7 +48,7 @@ def _column(results: Results, column: Column, paper: PaperTable | None) -> dict[
         cells[v] = replace(own, paper=paper.value(column.paper or "", v) if paper else None)
         if v != reference and own.mean is not None and base is not None:
             cells[v] = replace(cells[v], delta=own.mean - base, p=paired_p(items[v], items[reference]))
-    best = _significant_best(cells, items, column.lower_is_better)
+    best = _significant_best(cells, items, column.lower_is_better, tests)
     return {v: replace(own, bold=v == best) for v, own in cells.items()}
 
 
@@ -109,9 +110,9 @@ def _items(results: Results, metric: Metric, variant: str) -> dict[int, ItemScor
 
 
 def _significant_best(
-    cells: Mapping[str, Cell], items: Mapping[str, dict[int, ItemScores]], lower_is_better: bool
+    cells: Mapping[str, Cell], items: Mapping[str, dict[int, ItemScores]], lower_is_better: bool, tests: int
 ) -> str | None:
-    """The best variant if it differs significantly from each other one, else None."""
+    """The best variant if it differs significantly from each other one, Bonferroni over `tests`, else None."""
     means = {v: c.mean for v, c in cells.items() if c.mean is not None}
     if len(means) < 2:
         return None
@@ -119,7 +120,7 @@ def _significant_best(
     for other in means:
         if other != best:
             p = paired_p(items[best], items[other])
-            if p is None or p >= LEVEL:
+            if p is None or p * tests >= LEVEL:
                 return None
     return best
 

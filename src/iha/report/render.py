@@ -30,7 +30,7 @@ def _markdown(grid: Grid) -> str:
     def cell(text: Text) -> str:
         main = f"**{text.main}**" if text.bold else text.main
         mark = f" <sup>{_marks(text.marks)}</sup>" if text.marks else ""
-        return "<br>".join([main + mark, *text.lines]).replace("|", r"\|").replace("*<br>", r"\*<br>")
+        return "<br>".join([main + mark, *(line.replace("*", r"\*") for line in text.lines)]).replace("|", r"\|")
 
     lines = [f"**{grid.caption}**", "", _bar(grid.header), _bar([":--", *["--:"] * (len(grid.header) - 1)])]
     lines += [_bar([cell(text) for text in row]) for row in grid.rows]

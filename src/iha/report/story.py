@@ -52,6 +52,8 @@ def _ranking(table: PaperTableReport) -> str:
     if not table.ranks:
         return ""
     best = min(table.ranks.values())
+    if len(table.ranks) > 1 and best == max(table.ranks.values()):
+        return f"{table.name.replace('table', 'Table ')} shows no difference: all average ranks are equal."
     leaders = " and ".join(display(v) for v, rank in table.ranks.items() if rank == best)
     return f"Best average rank in {table.name.replace('table', 'Table ')}: {leaders} ({best:.1f})."
 

@@ -16,7 +16,8 @@ from iha.report.stats import LEVEL, average_ranks
 READING = (
     "Cells: mean over training seeds (± sample SD, ddof 1, from two seeds on); Δ: difference to {reference}, * if "
     f"significant at {LEVEL} (sign-flip test over paired items and, from two seeds on, t-test over seeds; Holm over "
-    "the table); bold: best of its column and significantly better than each other variant; paper: the published value."
+    "the table); bold: best of its column and better than each other variant by the same tests (Bonferroni over the "
+    "table); paper: the published value."
 )
 TITLES = {
     "table1": "Table 1. Reasoning and code after supervised fine-tuning, percent.",
@@ -86,6 +87,7 @@ def _companion_grid(results: Results, name: str, block: Block) -> Grid:
     title = "Continuous companions: loss (nats per token, lower is better) and token accuracy of the gold answers."
     header = ("variant", *(c.label for c in block.columns))
     title = caption(results, title, generated(results))
+    notes.mark(READING.format(reference=display(results.part.reference)))
     return Grid(f"{name}_companion", title, header, tuple(rows), tuple(notes.texts))
 
 

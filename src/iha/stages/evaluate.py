@@ -126,11 +126,13 @@ def _load(part: EvalSlice, context: Context, subject: Subject, journal: Any) -> 
         "context": subject.context,
         "dtype": str(dtype).removeprefix("torch."),
         "max_length": limit,
-        "prompt": "chat, no examples" if part.suite.model == "sft" else "stock few-shot",
-        "sampling_seed": SEED,
-        "temperature": part.temperature,
-        "samples": part.samples,
     }
+    if part.suite.lengths:
+        settings["prompt"] = "RULER, greedy"
+    else:
+        chat = part.suite.model == "sft"
+        settings["prompt"] = "chat, no examples" if chat else "stock few-shot"
+        settings.update(sampling_seed=SEED, temperature=part.temperature, samples=part.samples)
     return lm, settings
 
 
