@@ -5,7 +5,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
 
 from iha import dag
 from iha.configcheck import load_config
@@ -19,13 +18,13 @@ CONFIG_FILES = workflow.configfiles or [
     Path(workflow.basedir) / "configs" / "smoke.yaml"
 ]
 if len(CONFIG_FILES) > 1:
-    raise WorkflowError(
+    sys.exit(
         f"--configfile: {len(CONFIG_FILES)} files given, allowed: one (presets do not merge)"
     )
 try:
     CFG = load_config(Path(CONFIG_FILES[0]), workflow.config_settings.config_args)
 except ConfigError as error:
-    raise WorkflowError(str(error)) from None
+    sys.exit(str(error))  # one message, no traceback
 
 OUT = f"{CFG.runtime.results_dir}/{CFG.experiment}"
 STATE = f"{CFG.runtime.state_dir}/{CFG.experiment}"
