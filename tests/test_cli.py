@@ -26,7 +26,8 @@ def test_flops_prints_one_line_per_variant(capsys):
     assert [line.split()[0] for line in lines[1:6]] == ["global", "global_local", "talking_heads", "diff", "iha"]
     assert len({len(line) for line in lines[:6]}) == 1
     assert "match: flops" in out
-    assert re.search(r"^global .* 150 .* \+0\.000% ", out, re.M)
+    steps = load_config(Path(SMOKE)).pretrain.steps
+    assert re.search(rf"^global .* {steps} .* \+0\.000% ", out, re.M)
 
 
 def test_flops_json_is_the_ledger(capsys):
