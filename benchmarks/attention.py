@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from timing import Run, interleaved
 from torch import Tensor
 
 from iha.attention import Frame, build_attention
@@ -24,19 +23,7 @@ from iha.cache import LayerCache
 from iha.rope import Rope
 from iha.variants.base import Geometry, spec_class
 
-Run = Callable[[], object]
 CPU = torch.device("cpu")
-
-
-def interleaved(sides: dict[str, Run], repeats: int) -> dict[str, float]:
-    """Median CPU milliseconds of each side; one round of all sides per repeat, the first round thrown away."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repeats + 1):
-        for name, run in sides.items():
-            start = time.process_time()
-            run()
-            times[name].append(time.process_time() - start)
-    return {name: 1e3 * statistics.median(taken[1:]) for name, taken in times.items()}
 
 
 def leaves(batch: int, heads: int, length: int, width: int) -> list[Tensor]:

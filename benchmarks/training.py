@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from timing import Run, interleaved
 
 from iha.config import EngineConfig, ModelConfig, Recipe, Variant
 from iha.data.loader import Batch
@@ -32,7 +31,6 @@ from iha.train.loss import token_loss_sum
 from iha.train.optim import AdamW
 from iha.train.state import tensors_of
 
-Run = Callable[[], object]
 MODEL = ModelConfig(hidden_dim=256, n_layers=6, n_heads=4, ffn_dim=704, tie_embeddings=False)
 VOCAB, BATCH, LENGTH = 8192, 4, 256
 WORLD = World(0, 1, torch.device("cpu"))
@@ -48,17 +46,6 @@ VARIANTS = {
     "iha": {"kind": "iha"},
     "iha_all_global": {"kind": "iha", "period": 1, "global_layers": "iha"},
 }
-
-
-def interleaved(sides: dict[str, Run], repeats: int) -> dict[str, float]:
-    """Median CPU milliseconds of each side; one round of all sides per repeat, the first round thrown away."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repeats + 1):
-        for name, run in sides.items():
-            start = time.process_time()
-            run()
-            times[name].append(time.process_time() - start)
-    return {name: 1e3 * statistics.median(taken[1:]) for name, taken in times.items()}
 
 
 class Random:
