@@ -126,7 +126,8 @@ def _run(code: str, tests: str, timeout: float) -> Verdict:
 def _once(code: str, tests: str, timeout: float, errors: IO[bytes] | None) -> Verdict | None:
     """One program in one sandbox, None if that did not start; bubblewrap's own messages go to `errors`."""
     limit = timeout * _patience()
-    processor = math.ceil(min(limit, 2 * timeout))  # shared caches and hyperthreads slow a program at most twofold
+    # shared caches and hyperthreads slow a program at most twofold; the interpreter's own start counts too
+    processor = math.ceil(min(limit, 2 * timeout) + 1)
     here, there = socket.socketpair()
     with here, there, bubblewrap.call_filter() as bpf:
         process = subprocess.Popen(
