@@ -20,6 +20,7 @@ from iha.evals.journal import Journal
 from iha.evals.lm import IhaLM
 from iha.evals.longctx import run_ruler
 from iha.evals.records import Graded, Record, row_of, write_records
+from iha.evals.ruler.summary import summary
 from iha.evals.run import Settings, run_suite
 from iha.manifest import Manifest, file_entry, sha256_file, verify_files
 from iha.modelfile import save_model
@@ -217,6 +218,29 @@ def test_ruler_prompts_are_held_in_blocks(monkeypatch):
     assert [(r.task, r.length, r.item) for r in again.records] == [(r.task, r.length, r.item) for r in whole.records]
 
 
+def ruler_record(task, length, item, score, depth=None):
+    return Record("ruler", task, item, "x", length, scores={"official": score, "strict": 0.0}, depth=depth)
+
+
+def test_ruler_means_weigh_tasks_alike_and_carry_intervals():
+    """Task a: 4 items of mean 1/2; task b: one item of 1; so 3/4, not 3/5. b cannot vary, a alone makes the interval."""
+    records = [ruler_record("a", 64, i, float(i % 2)) for i in range(4)] + [ruler_record("b", 64, 0, 1.0)]
+    records += [ruler_record("a", 128, i, 0.0) for i in range(4)]
+    found = {(m["metric"], m["length"]): m for m in summary(records)["means"]}
+    one = found["official", 64]
+    assert (one["value"], one["n"], one["tasks"]) == (0.75, 5, ["a", "b"])
+    assert 0.5 <= one["low"] < 0.75 < one["high"] <= 1.0
+    assert found["official", None]["value"] == pytest.approx((0.5 + 1 + 0) / 3), "(task, length) cells weigh alike"
+    assert (found["official", 128]["low"], found["official", 128]["high"]) == (0.0, 0.0)
+
+
+def test_ruler_depths_are_tenths_of_the_context():
+    records = [ruler_record("a", 64, i, float(i > 1), depth) for i, depth in enumerate((0.0, 0.09, 0.1, 1.0))]
+    records.append(ruler_record("vt", 64, 0, 1.0))
+    rows = {r["bin"]: (r["value"], r["n"]) for r in summary(records)["depths"] if r["metric"] == "official"}
+    assert rows == {0: (0.0, 2), 1: (1.0, 1), 9: (1.0, 1)}
+
+
 def test_ruler_asks_greedily_for_the_tasks_own_number_of_tokens():
     lm = Oracle(lambda doc, n: "")
     run_ruler(lm, {(64, "niah_single_1"): ruler_items()[:1]}, context=64)
@@ -253,7 +277,7 @@ def test_records_are_whole_and_equal_records_are_equal_bytes(tmp_path):
     assert sha256_file(tmp_path / "a") == sha256_file(tmp_path / "b")
     first, _ = read(tmp_path / "a")
     assert first["answers"] == [{"text": "x ?", "extracted": "7", "correct": True, "finish": "eos", "draw": "greedy"}]
-    assert set(first) == {"benchmark", "task", "item", "prompt_sha", "length", "answers", "scores"}
+    assert set(first) == {"benchmark", "task", "item", "prompt_sha", "length", "answers", "scores", "depth"}
 
 
 @pytest.fixture(scope="module")
@@ -348,6 +372,11 @@ def test_stage_evaluate_runs_ruler(world):
     assert found["niah_single_1", 1024, "official"]["n"] == 2
     assert found["niah_multikey_1", 1024, "official"]["source"] == "synthetic", "its haystack is not RULER's"
     assert found["niah_single_1", 1024, "gold_nll"]["value"] > 0
+    official = found["niah_single_1", 1024, "official"]
+    assert official["low"] <= official["value"] <= official["high"]
+    assert {(m["metric"], m["length"]) for m in made.facts["ruler"]["means"]} == {("official", 1024), ("strict", 1024)}
+    depths = {(r["task"], r["item"]): r["depth"] for r in read(state / made.files["samples"].path)}
+    assert depths["niah_multikey_1", 0] is not None and 0 <= depths["niah_single_1", 1] <= 1
 
 
 def test_evl_04_prompts_that_did_not_fit_are_counted_in_every_row():

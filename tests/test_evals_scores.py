@@ -114,3 +114,15 @@ def test_rul_03_aggregation():
     for missing in (None, -1, float("nan")):
         assert scores.suite_mean(full | {"t3": missing}, tasks) is None
     assert scores.suite_mean({t: v for t, v in full.items() if t != "t3"}, tasks) is None
+
+
+def test_a_stratified_interval_resamples_within_groups():
+    """Constant groups of 0 and 1 have mean 1/2 for sure, where resampling their union would spread it."""
+    assert scores.stratified_ci([[0.0] * 9, [1.0] * 3], seed=1) == (0.5, 0.5)
+    rng = random.Random(0)
+    group = [rng.random() for _ in range(40)]
+    low, high = scores.stratified_ci([group, group], seed=1)
+    alone = scores.bootstrap_ci(group, seed=1)
+    assert (high - low) == pytest.approx((alone[1] - alone[0]) / math.sqrt(2), rel=0.1)
+    with pytest.raises(ValueError, match="at least one group"):
+        scores.stratified_ci([], seed=1)

@@ -12,6 +12,7 @@ from lm_eval.api.instance import Instance
 from iha.evals import ruler
 from iha.evals.asking import add_companions, ask, expect_golds
 from iha.evals.records import Graded, Outcome, Record, Row, add_rates, prompt_sha, row_of
+from iha.evals.ruler.summary import METRICS
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -22,8 +23,6 @@ log = logging.getLogger("iha")
 Key = tuple[int, str]
 #: Tokens of prompts held at once: 60 prompts of 64k, or a whole small suite.
 BLOCK_TOKENS = 4_000_000
-#: Scores of every RULER row set, measured or not.
-METRICS = ("official", "strict")
 
 
 def run_ruler(lm: LM, items: Mapping[Key, Sequence[Item]], context: int, chat: bool = False) -> Outcome:
@@ -70,7 +69,7 @@ def _answered(lm: LM, block: Sequence[tuple[Key, Item]], context: int, chat: boo
     for ((length, task), item), request, (reply,) in zip(
         block, requests, ask(lm, [(r, 1) for r in requests]), strict=True
     ):
-        record = Record("ruler", task, item["index"], prompt_sha(request.args[0]), length)
+        record = Record("ruler", task, item["index"], prompt_sha(request.args[0]), length, depth=item["depth"])
         record.scores.update(ruler.score(task, reply.text, item["outputs"]))
         record.answers = [Graded(reply.text, reply.text or None, bool(record.scores["strict"]), reply.finish)]
         records.append(record)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from iha.evals.scores import mean_stderr
+from iha.evals.scores import bootstrap_ci, mean_stderr
 from iha.manifest import atomic_path
 
 #: Share of answers that stop at the generation limit above which a score is not to be trusted (EVL-04).
@@ -30,7 +30,10 @@ class Graded:
 
 @dataclass
 class Record:
-    """Everything about one item: prompt, answers, and the score of each metric (None: not measured)."""
+    """Everything about one item: prompt, answers, and the score of each metric (None: not measured).
+
+    `depth`: where a RULER item's one needle stands in its context, 0 (start) to 1 (end).
+    """
 
     benchmark: str
     task: str
@@ -39,11 +42,15 @@ class Record:
     length: int | None = None
     answers: list[Graded] = field(default_factory=list)
     scores: dict[str, float | None] = field(default_factory=dict)
+    depth: float | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """One metric over the items of a task. `n`: items it is the mean of; `k`: answers per question it looks at."""
+    """One metric over the items of a task. `n`: items it is the mean of; `k`: answers per question it looks at.
+
+    `stderr`: sample SD over items / sqrt(n); `low`, `high`: 95 % bootstrap interval over items.
+    """
 
     benchmark: str
     task: str
@@ -55,6 +62,8 @@ class Row:
     source: str
     length: int | None = None
     note: str | None = None
+    low: float | None = None
+    high: float | None = None
 
     def facts(self) -> dict[str, Any]:
         """For the manifest."""
@@ -88,10 +97,11 @@ def add_rates(records: Sequence[Record]) -> None:
 
 
 def row_of(records: Sequence[Record], metric: str, source: str, k: int | None = None, note: str | None = None) -> Row:
-    """Mean and standard error of a metric over records of one task; items without a value are left out of n."""
+    """Mean and spread of a metric over records of one task; items without a value are left out of n."""
     first = records[0]
     values = [v for r in records if (v := r.scores.get(metric)) is not None]
     value, stderr = mean_stderr(values) if values else (None, None)
+    low, high = bootstrap_ci(values, seed=0) if stderr is not None else (None, None)
     if metric == "truncated" and value is not None and value > MANY_TRUNCATED:
         note = f"{value:.0%} of the answers stop at the generation limit"
     crowded = sum(bool(record.scores.get("no_room")) for record in records)
@@ -99,7 +109,8 @@ def row_of(records: Sequence[Record], metric: str, source: str, k: int | None = 
         note = (
             "not measured" if value is None else f"{crowded} of {len(records)} prompts did not fit" if crowded else None
         )
-    return Row(first.benchmark, first.task, metric, value, len(values), k, stderr, source, first.length, note)
+    name = first.benchmark, first.task, metric
+    return Row(*name, value, len(values), k, stderr, source, first.length, note, low, high)
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:

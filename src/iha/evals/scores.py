@@ -104,13 +104,29 @@ def bootstrap_ci(values: Sequence[float], seed: int, level: float = 0.95) -> tup
     return float(low), float(high)
 
 
+def stratified_ci(groups: Sequence[Sequence[float]], seed: int, level: float = 0.95) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean of group means; items are drawn anew within their own group.
+
+    Args:
+        groups: scores of the items of each group (a suite's tasks), which all count the same.
+        seed: of the resampling.
+        level: coverage, in (0, 1).
+    """
+    if not groups:
+        raise ValueError("an interval needs at least one group")
+    means = [_resampled_means(_column(group), [seed, at]) for at, group in enumerate(groups)]
+    tail = (1 - level) / 2
+    low, high = np.quantile(np.mean(means, axis=0), [tail, 1 - tail])
+    return float(low), float(high)
+
+
 def _column(values: Sequence[float]) -> NDArray[np.float64]:
     if not len(values):
         raise ValueError("an interval needs at least one value")
     return np.asarray(values, dtype=np.float64)
 
 
-def _resampled_means(data: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+def _resampled_means(data: NDArray[np.float64], seed: int | list[int]) -> NDArray[np.float64]:
     """Means of RESAMPLES samples drawn with replacement, in blocks of bounded memory."""
     rng = np.random.default_rng(seed)
     block = max(1, _BLOCK // len(data))

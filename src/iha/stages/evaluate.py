@@ -46,6 +46,7 @@ def body(part: EvalSlice, context: Context) -> Made:
     offline()
     from iha.evals.journal import Journal
     from iha.evals.records import write_records
+    from iha.evals.ruler.summary import summary
 
     os.environ.setdefault("HF_DATASETS_CACHE", str(context.state / "mirror" / ".cache"))
     subject = _subject(context)
@@ -68,7 +69,9 @@ def body(part: EvalSlice, context: Context) -> Made:
         write_records(home / "samples.jsonl.gz", outcome.records)
         journal.discard()
         tracker.log(0, **_metrics(outcome.rows))
-    facts = {"rows": [row.facts() for row in outcome.rows], "settings": settings}
+    facts: dict[str, Any] = {"rows": [row.facts() for row in outcome.rows], "settings": settings}
+    if part.suite.lengths:
+        facts["ruler"] = summary(outcome.records)
     return Made({"samples": context.entry(home / "samples.jsonl.gz")}, facts, tracker.run_id)
 
 
