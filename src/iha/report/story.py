@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from iha.provenance import git_state
 from iha.report.collect import Results
 from iha.report.format import display
 from iha.report.notes import MATCHED, contamination, generated
+from iha.report.page import definitions
 from iha.report.ruler import Ruler
+from iha.report.section import Findings, Section
 from iha.report.stats import LEVEL
 from iha.report.tables import PaperTableReport
 
@@ -25,8 +28,9 @@ WARNINGS = {
 }
 
 
-def story(results: Results, tables: tuple[PaperTableReport, ...], numbers: Ruler) -> list[str]:
+def story(found: Findings, sections: Sequence[Section]) -> list[str]:
     """Paragraphs for the top of the page; every number in them is computed."""
+    results, tables = found.results, found.tables
     part = results.part
     names = ", ".join(display(v) for v in part.variants)
     what = (
@@ -34,8 +38,9 @@ def story(results: Results, tables: tuple[PaperTableReport, ...], numbers: Ruler
         f"with {len(part.seeds)} seed{'s' if len(part.seeds) > 1 else ''} each: pretraining, then extension to long "
         f"contexts (RULER) and supervised fine-tuning (Table 1). {_budget(results)}"
     )
-    found = [_ranking(table) for table in tables] + [_ruler(numbers)]
-    return [p for p in (WARNINGS[part.scale], what, " ".join(f for f in found if f), _significance(tables)) if p]
+    numbers = " ".join(text for text in (*map(_ranking, tables), _ruler(found.ruler)) if text)
+    said = (WARNINGS[part.scale], what, numbers, _significance(tables), *(s.summary for s in sections))
+    return [text for text in said if text]
 
 
 def _budget(results: Results) -> str:
@@ -72,6 +77,11 @@ def _significance(tables: tuple[PaperTableReport, ...]) -> str:
         return "No difference to the reference could be tested."
     hits = sum(p < LEVEL for p in tested)
     return f"{hits} of {len(tested)} differences to the reference in Tables 1 and 2 are significant at {LEVEL}."
+
+
+def provenance_section(found: Findings) -> Section:
+    """Where everything came from."""
+    return Section("provenance", "Provenance", definitions(provenance(found.results)))
 
 
 def provenance(results: Results) -> dict[str, str]:

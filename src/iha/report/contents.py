@@ -1,0 +1,67 @@
+"""The page's sections in order. A new one is a function in a module of its own and one line in `SECTIONS`."""
+
+from __future__ import annotations
+
+from iha.report import figures
+from iha.report.export import cells_csv
+from iha.report.ledger import flops_grid
+from iha.report.page import image, tables
+from iha.report.ruler import ruler_grid
+from iha.report.section import Build, Findings, Section
+from iha.report.story import provenance_section
+from iha.report.tables import PaperTableReport, caption
+
+
+def table1(found: Findings) -> Section:
+    """Table 1 with its companions."""
+    return _table(found, found.tables[0], "After fine-tuning")
+
+
+def table2(found: Findings) -> Section:
+    """Table 2 with its companions."""
+    return _table(found, found.tables[1], "After pretraining")
+
+
+def _table(found: Findings, table: PaperTableReport, title: str) -> Section:
+    found.write(f"{table.name}.csv", cells_csv(found.results, table))
+    found.write_grids(table.name, table.grids)
+    return Section(table.name, title, tables(*table.grids))
+
+
+def figure2(found: Findings) -> Section:
+    """RULER."""
+    grid = ruler_grid(found.results, found.ruler)
+    found.write_grids("ruler", (grid,))
+    png, _ = found.keep(figures.figure2(found.results, found.ruler, found.folder))
+    picture = image(png, grid.caption, "The numbers are in the table below.")
+    return Section("figure2", "Long context", picture + tables(grid))
+
+
+def flops(found: Findings) -> Section:
+    """The FLOP ledger."""
+    grid = flops_grid(found.results)
+    found.write_grids("flops", (grid,))
+    return Section("flops", "Compute", tables(grid))
+
+
+def training(found: Findings) -> Section:
+    """Training curves."""
+    png, _ = found.keep(figures.training_curves(found.results, found.folder))
+    text = caption(found.results, "Training loss per stage.")
+    return Section("training", "Training", image(png, text, "Loss against step for every variant and seed."))
+
+
+SECTIONS: tuple[Build, ...] = (
+    table1,
+    table2,
+    figure2,
+    flops,
+    training,
+    provenance_section,
+)
+
+
+def sections(found: Findings) -> tuple[Section, ...]:
+    """Build every section that has something to show."""
+    built = (build(found) for build in SECTIONS)
+    return tuple(section for section in built if section is not None)

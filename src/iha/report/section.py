@@ -1,0 +1,69 @@
+"""One section of the page, and what a section is made from.
+
+A section is a function from `Findings` to a `Section`, or to None where the experiment has nothing to show; it also
+writes the files that belong to it. `iha.report.contents` lists them in the order of the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from iha.manifest import atomic_path, sha256_file
+from iha.report.collect import Results
+from iha.report.records import Grid
+from iha.report.render import latex, markdown
+from iha.report.ruler import Ruler
+from iha.report.tables import PaperTableReport
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with HTML below it.
+
+    `anchor`: of the heading, unique on the page. `summary`: one plain sentence for the story at the top, or nothing.
+    `facts`: for the manifest, under the anchor.
+    """
+
+    anchor: str
+    title: str
+    body: str
+    summary: str = ""
+    facts: dict[str, Any] | None = None
+
+
+@dataclass
+class Findings:
+    """What was found, where the report's files go, and the files written so far."""
+
+    results: Results
+    tables: tuple[PaperTableReport, ...]
+    ruler: Ruler
+    folder: Path
+    written: list[Path] = field(default_factory=list)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a text file of the report, atomically."""
+        with atomic_path(self.folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+        self.written.append(self.folder / name)
+
+    def write_grids(self, name: str, grids: Iterable[Grid]) -> None:
+        """Write tables as `name`.md and `name`.tex."""
+        grids = tuple(grids)
+        self.write(f"{name}.md", markdown(grids))
+        self.write(f"{name}.tex", latex(grids))
+
+    def keep(self, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        """Note files that were written elsewhere (figures)."""
+        self.written += paths
+        return paths
+
+    def digests(self) -> dict[str, str]:
+        """Name -> SHA-256 of every file of the report."""
+        return {path.name: sha256_file(path) for path in sorted(self.written)}
+
+
+Build = Callable[[Findings], Section | None]
