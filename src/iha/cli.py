@@ -16,6 +16,7 @@ from iha.configcheck import config_schema, load_config
 from iha.dag import ledger_slice
 from iha.errors import UserError
 from iha.flops import ledger
+from iha.plan.text import aligned
 
 EXAMPLES = """\
 examples:
@@ -23,6 +24,8 @@ examples:
   iha config --schema > schema.json           the JSON schema, for an editor
   iha flops --config configs/smoke.yaml       parameters, FLOPs, matched steps and KV cache of each variant
   iha flops --json                            the same for the paper's own configuration, as JSON
+  iha plan --config configs/paper.yaml        GPU-hours, wall time, memory, disk, energy and money; after a run, actual
+  iha doctor --slurm                          will this cluster run it? a preflight, here and as a job
 """
 
 
@@ -46,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--version", action="version", version=f"iha {__version__}")
     commands = p.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_config, _add_flops):
+    for add in (_add_config, _add_flops, _add_plan, _add_doctor):
         add(commands)
     return p
 
@@ -85,6 +88,29 @@ def _add_flops(commands: Commands) -> None:
     p.set_defaults(run=_flops)
 
 
+def _add_doctor(commands: Commands) -> None:
+    from iha.doctor import command
+
+    p = _command(
+        commands,
+        "doctor",
+        "Check machine, cluster, file system and data before a run; exit status 1 if something fails.",
+        "iha doctor --slurm --config configs/paper.yaml",
+    )
+    command.add_arguments(p)
+    p.set_defaults(run=command.run)
+
+
+def _add_plan(commands: Commands) -> None:
+    p = _command(
+        commands,
+        "plan",
+        "Price a run: time, memory, disk, energy, money; where jobs have ended, predicted beside actual.",
+        "iha plan --config configs/paper.yaml --json",
+    )
+    p.set_defaults(run=_plan)
+
+
 def _read(args: argparse.Namespace) -> Config:
     return load_config(args.config) if args.config else Config()
 
@@ -103,6 +129,15 @@ def _flops(args: argparse.Namespace) -> None:
     print(json.dumps(facts, indent=2) if args.json else ledger_text(facts, config.pretrain.seq_len))
 
 
+def _plan(args: argparse.Namespace) -> None:
+    from iha.plan.make import plan
+    from iha.plan.show import plan_text
+
+    config = _read(args)
+    made = plan(config)
+    print(json.dumps(made, indent=2) if args.json else plan_text(made, config.plan.memory_gb))
+
+
 def ledger_text(facts: dict[str, Any], seq_len: int) -> str:
     """The ledger as aligned columns; FLOPs at `seq_len` tokens unless a column says otherwise."""
     longest = max(int(n) for n in next(iter(facts["variants"].values()))["cache_bytes"])
@@ -116,16 +151,7 @@ def ledger_text(facts: dict[str, Any], seq_len: int) -> str:
         "attention: live (query, key) pairs; asymptotic: as the paper counts them, without the causal half.\n"
         "steps, train FLOPs, mismatch: pretraining."
     )
-    return f"{_aligned([head, *rows])}\n\n{note}"
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> str:
-    """Columns two spaces apart, the first to the left, numbers to the right."""
-    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return "\n".join(
-        "  ".join([row[0].ljust(first), *(cell.rjust(w) for cell, w in zip(row[1:], widths, strict=True))])
-        for row in rows
-    )
+    return f"{aligned([head, *rows])}\n\n{note}"
 
 
 def _cells(name: str, row: dict[str, Any], longest: int) -> tuple[str, ...]:

@@ -138,6 +138,19 @@ def build(config: TokenizerConfig, texts: Iterable[str], folder: Path) -> Tokeni
     return save(spec, config, folder)
 
 
+def origin(config: TokenizerConfig) -> str:
+    """Where the tokenizer will come from, in words, after its source has been reached.
+
+    Raises:
+        DataError: it cannot be.
+    """
+    if config.kind == "hub":
+        return f"hub {config.name}: {len(_hub_spec(config.name)['model']['vocab']):,} text tokens"
+    if config.kind == "llama3":
+        return f"package llama-models: {len(_llama3()[0]):,} text tokens"
+    return f"byte-level BPE of {config.vocab_size:,} entries, trained on the spot"
+
+
 def _trained(texts: Iterable[str], config: TokenizerConfig) -> tuple[list[bytes], list[str]]:
     room = config.vocab_size - len(CONTROL)
     if room < 256:

@@ -1,0 +1,99 @@
+"""The sub-command `iha doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from iha.config import Config
+from iha.configcheck import load_config
+from iha.doctor import node, services, site, storage
+from iha.doctor.outcome import Check, Outcome, line, perform, summary
+
+#: Bytes per parameter of a checkpoint: fp32 weights and two moments. Of the final weights: fp32.
+CHECKPOINT_BYTES, FINAL_BYTES = 12, 4
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    """Options besides --config and --json."""
+    p.add_argument("--profile", type=Path, default=Path("slurm"), help="the Snakemake profile to look at (slurm)")
+    p.add_argument("--slurm", action="store_true", help="also send a job through the profile, with ranks on two nodes")
+    p.add_argument("--offline", action="store_true", help="do not ask the hub for tokenizer, data sets and benchmarks")
+    p.add_argument("--patience", type=float, default=1800.0, metavar="SECONDS", help="longest wait for the job (1800)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print each outcome as it is found; exit status 1 if one is `fail`."""
+    config = load_config(args.config) if args.config else Config()
+    profile = site.read_profile(args.profile, config.scale)
+    found = []
+    for outcome in outcomes(config, profile, args):
+        found.append(outcome)
+        if not args.json:
+            print(line(outcome, 12), flush=True)
+    if args.json:
+        print(json.dumps([outcome.as_json() for outcome in found], indent=1))
+    else:
+        print(summary(found))
+    sys.exit(any(outcome.status == "fail" for outcome in found))
+
+
+def outcomes(config: Config, profile: site.Profile, args: argparse.Namespace) -> Iterator[Outcome]:
+    """Everything, this machine first, the job last."""
+    slurm = profile.settings.cluster == "slurm"
+    gpus = 0 if slurm else int(profile.resources("pretrain").get("gpus_per_node") or 0)
+    checks: list[Check] = node.checks(config, slurm, gpus, None)
+    checks.append(("disk", lambda: disk(config)))
+    if not args.offline:
+        checks += [
+            ("tokenizer", lambda: services.tokenizer(config)),
+            ("data", lambda: services.data(config)),
+            ("items", lambda: services.items(config)),
+        ]
+    if slurm:
+        folder = Path(profile.settings.folder)
+        checks += [
+            ("files submitit-folder", lambda: storage.check("submitit-folder", folder, True)),
+            ("slurm", lambda: site.commands(args.slurm)),
+        ]
+    reachable = True
+    for outcome in perform(checks):
+        reachable = reachable and not (outcome.check == "slurm" and outcome.status != "ok")
+        yield outcome
+    if slurm and reachable:
+        yield from perform([("request", lambda: site.requests(profile, config))])
+    if args.slurm and reachable:
+        from iha.doctor import job
+
+        yield from perform([("job", lambda: job.submitted(config, args.config, profile, args.patience))])
+    elif not args.slurm:
+        yield from perform([("job", _no_job)])
+
+
+def _no_job() -> Iterator[Outcome]:
+    yield Outcome("job", "skipped", "`iha doctor --slurm` looks at the nodes: GPUs, kernels, NCCL, shared files")
+
+
+def disk(config: Config) -> Iterator[Outcome]:
+    """Room in the state folder for token stores, checkpoints and final weights."""
+    stores, runs = planned_bytes(config)
+    what = f"token stores {storage.size(stores)}, checkpoints and weights {storage.size(runs)}"
+    yield from storage.room(Path(config.runtime.state_dir), stores + runs, what)
+
+
+def planned_bytes(config: Config) -> tuple[int, int]:
+    """Bytes of token stores, and of all runs' checkpoints and final weights."""
+    from iha.dag import ledger_slice
+    from iha.flops import ledger
+
+    width = 2 if config.tokenizer.vocab_size <= 1 << 16 else 4
+    recipes = (config.pretrain, config.extend, config.sft)
+    limits = (config.data.pretrain.max_tokens, config.data.extend.max_tokens, config.data.sft.max_tokens)
+    stores = sum(width * (limit or recipe.tokens) for limit, recipe in zip(limits, recipes, strict=True))
+    # keep_checkpoints, the last healthy one, and the one being written
+    per_parameter = sum((r.keep_checkpoints + 2) * CHECKPOINT_BYTES + FINAL_BYTES for r in recipes)
+    params = sum(row["params"]["total"] for row in ledger(ledger_slice(config))["variants"].values())
+    return stores, int(params) * len(config.seeds) * per_parameter
