@@ -193,11 +193,11 @@ SAME = {
     "variants", "seeds", "match", "reference",
     "model.rope_theta", "model.norm_eps", "model.init_std", "model.tie_embeddings",
     *(f"{stage}.{field}" for stage in ("pretrain", "extend", "sft") for field in RECIPE_SAME),
-    "evals.shots", "evals.samples", "evals.base_samples", "evals.temperature",
+    "evals.shots", "evals.samples", "evals.base_samples", "evals.temperature", "evals.kv_cache",
     "engine.loss_chunk", "engine.backend",
 }  # fmt: skip
 SCALE = (
-    "experiment", "scale", "tokenizer.", "data.", "runtime.",
+    "experiment", "scale", "tokenizer.", "data.", "runtime.", "plan.",
     "model.hidden_dim", "model.n_layers", "model.n_heads", "model.ffn_dim",
     *(f"{stage}.{field}" for stage in ("pretrain", "extend", "sft")
       for field in ("seq_len", "steps", "global_batch", "micro_batch", "warmup_steps", "checkpoint_every")),

@@ -1,9 +1,17 @@
-"""The KV cache: keys and values as attended to (rotated, mixed), per layer only as far back as its window reaches."""
+"""The KV cache: keys and values as attended to (rotated, mixed), per layer only as far back as its window reaches.
+
+Or, on request, an interleaved layer's base keys and values: P times smaller, mixed again at every step.
+"""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
+
+#: pseudo: keys and values as attended to; base: those before mixing, P times fewer in an interleaved layer.
+CacheForm = Literal["pseudo", "base"]
 
 
 class LayerCache:
@@ -54,7 +62,7 @@ class LayerCache:
 
     def select(self, rows: Tensor) -> LayerCache:
         """The cache of those rows of the batch, in that order; a row may repeat."""
-        chosen = LayerCache(self.keep, self.dtype)
+        chosen = type(self)(self.keep, self.dtype)
         if self._k is not None and self._v is not None:
             chosen._k, chosen._v = (self._live(x).index_select(0, rows) for x in (self._k, self._v))
             chosen._stop = self.entries
@@ -75,6 +83,10 @@ class LayerCache:
         self._start, self._stop = 0, kept
 
 
+class BaseCache(LayerCache):
+    """Base keys and values of one interleaved layer, before mixing: (B, 1, tokens, H d); `keep` counts tokens."""
+
+
 def _roomy(x: Tensor, capacity: int) -> Tensor:
     buffer = x.new_empty(*x.shape[:2], capacity, x.shape[3])
     buffer[:, :, : x.shape[2]] = x
@@ -87,8 +99,8 @@ class KVCache:
     `longest_pad`: the largest of them.
     """
 
-    def __init__(self, keeps: list[int | None], batch: int, dtype: torch.dtype | None = None) -> None:
-        self.layers = [LayerCache(keep, dtype) for keep in keeps]
+    def __init__(self, layers: list[LayerCache], batch: int) -> None:
+        self.layers = layers
         self.batch = batch
         self.length = 0
         self.pad: Tensor | None = None
@@ -106,8 +118,7 @@ class KVCache:
 
     def select(self, rows: Tensor) -> KVCache:
         """The cache of those rows (B',), repeats allowed: one prefill serves many samples."""
-        chosen = KVCache([], rows.numel())
-        chosen.layers = [layer.select(rows) for layer in self.layers]
+        chosen = KVCache([layer.select(rows) for layer in self.layers], rows.numel())
         chosen.length = self.length
         if self.pad is not None:
             chosen.set_pad(self.pad.index_select(0, rows))

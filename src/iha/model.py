@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from iha.attention import Attention, Frame, build_attention
 from iha.attention.kernels import announce
-from iha.cache import KVCache, LayerCache
+from iha.cache import CacheForm, KVCache, LayerCache
 from iha.config import ModelConfig
 from iha.errors import ConfigError
 from iha.rope import Rope
@@ -54,7 +54,12 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The language model. `build_model` makes one."""
+    """The language model. `build_model` makes one.
+
+    `cache_form`: what the KV caches of interleaved layers hold, unless `new_cache` is told otherwise.
+    """
+
+    cache_form: CacheForm = "pseudo"
 
     def __init__(
         self, config: ModelConfig, spec: AttentionSpec, vocab_size: int, pretrain_len: int, backend: str = "auto"
@@ -76,8 +81,8 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_dim, eps=config.norm_eps)
         self.lm_head = None if config.tie_embeddings else nn.Linear(config.hidden_dim, vocab_size, bias=False)
         self.rope = Rope(geometry.head_dim, config.rope_theta)
-        self._attentions = [block.attention for block in self.blocks if isinstance(block, Block)]
-        self._per_token = sorted({attention.per_token for attention in self._attentions})
+        self.attentions = [block.attention for block in self.blocks if isinstance(block, Block)]
+        self._per_token = sorted({attention.per_token for attention in self.attentions})
 
     @property
     def head_weight(self) -> Tensor:
@@ -94,7 +99,7 @@ class Transformer(nn.Module):
 
         Norms start at one; a variant's own parameters as its module says. Drawn on the CPU: equal on every device.
         """
-        owners = {f"blocks.{i}.attention": attention for i, attention in enumerate(self._attentions)}
+        owners = {f"blocks.{i}.attention": attention for i, attention in enumerate(self.attentions)}
         for name, parameter in self.named_parameters():
             owner, _, last = name.rpartition(".")
             generator = torch.Generator().manual_seed(_stream(seed, name))
@@ -111,9 +116,13 @@ class Transformer(nn.Module):
         std = self.config.init_std * ((2 * self.config.n_layers) ** -0.5 if residual else 1.0)
         return torch.randn(parameter.shape, generator=generator) * std
 
-    def new_cache(self, batch: int, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty cache for `batch` rows; `dtype`: type to hold keys and values in, None: the type they come in."""
-        return KVCache([attention.cache_entries for attention in self._attentions], batch, dtype)
+    def new_cache(self, batch: int, dtype: torch.dtype | None = None, form: CacheForm | None = None) -> KVCache:
+        """An empty cache for `batch` rows.
+
+        `dtype`: type to hold keys and values in, None: the type they come in. `form`: what interleaved layers hold,
+        None: the model's `cache_form`; base takes P times less memory and gives the same logits up to rounding.
+        """
+        return KVCache([attention.new_cache(dtype, form or self.cache_form) for attention in self.attentions], batch)
 
     def hidden(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from iha.attention.frame import Frame
 from iha.attention.kernels import attend
-from iha.cache import LayerCache
+from iha.cache import CacheForm, LayerCache
 from iha.variants.base import AttentionSpec, Geometry
 
 S = TypeVar("S", bound=AttentionSpec)
@@ -40,10 +40,9 @@ class Attention(nn.Module, ABC, Generic[S]):
         """The module of one layer; a variant whose layers differ in kind overrides this."""
         return cls(spec, geometry, layer, backend)
 
-    @property
-    def cache_entries(self) -> int | None:
-        """Virtual tokens the KV cache keeps; None: all."""
-        return None if self.window is None else self.window * self.per_token
+    def new_cache(self, dtype: torch.dtype | None, form: CacheForm) -> LayerCache:
+        """An empty cache of this layer, which keeps no more than its window; the form matters to interleaved layers."""
+        return LayerCache(None if self.window is None else self.window * self.per_token, dtype)
 
     @abstractmethod
     def forward(self, x: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:

@@ -11,10 +11,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from iha.attention import folded
 from iha.attention.base import Attention
 from iha.attention.frame import Frame
+from iha.attention.kernels import FEW_QUERIES, attend
 from iha.attention.mha import MultiHeadAttention
-from iha.cache import LayerCache
+from iha.cache import BaseCache, CacheForm, LayerCache
 from iha.rope import rotate
 from iha.variants.base import AttentionSpec, Geometry
 from iha.variants.iha import IhaSpec
@@ -62,9 +64,36 @@ class InterleavedHeadAttention(Attention[IhaSpec]):
         q, k, v = self.heads_of(self.qkv(x)).chunk(3, dim=2)
         rotation = frame.rotations[self.per_token]
         q = rotate(interleave(self.alpha_q, q), rotation)
-        k = rotate(interleave(self.alpha_k, k), rotation)
-        pseudo = self.attend(q, k, interleave(self.alpha_v, v), frame, cache)
+        if isinstance(cache, BaseCache):
+            pseudo = self._on_base(q, k, v, frame, cache)
+        else:
+            k = rotate(interleave(self.alpha_k, k), rotation)
+            pseudo = self.attend(q, k, interleave(self.alpha_v, v), frame, cache)
         return self.project(collapse(self.collapse, pseudo), x)
+
+    def new_cache(self, dtype: torch.dtype | None, form: CacheForm) -> LayerCache:
+        """Pseudo-keys and values within the window, or base ones: tokens within it, P times less memory."""
+        return BaseCache(self.window, dtype) if form == "base" else super().new_cache(dtype, form)
+
+    def _on_base(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: BaseCache) -> Tensor:
+        """Attention of virtual queries (B, N P, H, d) on a base cache: a step folds the mixes, a prefill applies them.
+
+        k, v (B, N, H, d): base keys and values of the new tokens.
+        """
+        p = self.per_token
+        cos, sin = frame.rotations[p]
+        k = rotate(k, (cos[..., ::p, :], sin[..., ::p, :]))
+        k, v = (x.squeeze(1) for x in cache.append(k.flatten(2)[:, None], v.flatten(2)[:, None]))
+        q, tokens = q.to(k.dtype), k.shape[1]
+        mask = frame.mask(tokens * p, per_token=p, window=self.window, token_causal=self.token_causal)
+        within = frame.within_token(p)
+        if q.shape[1] <= FEW_QUERIES and self.backend != "reference":
+            return folded.attend(q, k, v, self.alpha_k, self.alpha_v, within, mask.seen(k.device), self.scale)
+        turn = (within[0].repeat(tokens, 1), within[1].repeat(tokens, 1))
+        k = rotate(interleave(self.alpha_k, self.heads_of(k)), turn)
+        v = interleave(self.alpha_v, self.heads_of(v))
+        out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, self.scale, self.backend)
+        return out.transpose(1, 2)
 
 
 def interleave(alpha: Tensor, x: Tensor) -> Tensor:

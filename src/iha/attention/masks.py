@@ -91,6 +91,15 @@ class Mask:
         """The whole mask as 0 and minus infinity, in type and device of `like`."""
         return additive(self.dense(like.device), like.dtype)
 
+    def seen(self, device: torch.device) -> Tensor | None:
+        """The whole mask, Boolean; None if every query sees every key. Made once per mask, for many layers."""
+        if not self.ragged and not self.windowed and self.n_queries <= self.group:
+            return None
+        if "seen" not in self.memo:
+            self.memo["seen"] = self.dense(device)
+        seen: Tensor = self.memo["seen"]
+        return seen
+
     def step_bias(self, like: Tensor) -> Tensor | None:
         """Bias of all queries over `keys_of` them; None if all are seen. Made once per mask, for many layers."""
         if self.ragged:

@@ -13,19 +13,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from iha.evals.tasks import offline
+from iha.hub.folders import CONTEXTS
 from iha.manifest import verify_files
 from iha.slices import EvalSlice
 from iha.stages.common import RESUMABLE, Context, Made, run
 from iha.tracking import Tracker
-from iha.train.signals import STOPPING, die_with_parent
+from iha.train.signals import STOPPING
 
 if TYPE_CHECKING:
     from iha.evals.lm import IhaLM
     from iha.evals.records import Outcome, Row
 
 log = logging.getLogger("iha")
-#: A prompt and its answer may be this many times the trained context; RoPE sets no limit of its own, memory does.
-CONTEXTS = 8
 #: Sampling seed: the same numbers for every variant and training seed, so that comparisons are paired.
 SEED = 0
 
@@ -115,6 +114,7 @@ def _load(part: EvalSlice, context: Context, subject: Subject, journal: Any) -> 
     device = context.device if context.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = load_model(subject.folder, device, dtype)
+    model.cache_form = part.kv_cache
     limit = CONTEXTS * subject.context
     lm = IhaLM(
         model,
@@ -124,8 +124,9 @@ def _load(part: EvalSlice, context: Context, subject: Subject, journal: Any) -> 
         seed=SEED,
         journal=journal,
     )
-    settings = {
+    settings: dict[str, Any] = {
         "batch_size": part.batch_size,
+        "kv_cache": part.kv_cache,
         "context": subject.context,
         "dtype": str(dtype).removeprefix("torch."),
         "max_length": limit,
@@ -187,7 +188,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Entry point of the rule `evaluate`; a stopping signal ends it with the resumable code."""
-    die_with_parent()
     for number in STOPPING:
         signal.signal(number, _stop)
     run("evaluate", EvalSlice, body)
