@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from timing import Run, interleaved
 from torch import Tensor
 
-from iha.attention import Frame, build_attention
-from iha.attention import folded
+from iha.attention import Frame, build_attention, folded
 from iha.attention import talking_heads as talking
 from iha.attention.kernels import attend
 from iha.attention.masks import Mask

@@ -9,7 +9,6 @@ from attention_lab import VARIANTS, model, tokens
 from iha.cache import LayerCache
 from iha.variants.base import Geometry
 
-
 #: Every variant with the cache it has, and the interleaved ones on base keys and values too.
 CACHES = [(name, "pseudo") for name in VARIANTS] + [(name, "base") for name in VARIANTS if name.startswith("iha")]
 

@@ -1,7 +1,7 @@
 """A decode step of an interleaved layer on MHA's own cache: the mixes are folded into queries and outputs.
 
 A pseudo-key is a mix of base keys, rotated by its virtual position n P + p. The mix commutes with the rotation by n P,
-which is stored, so each query is turned back by p and mixed instead: q . k_(n,p) = sum_m alpha[p, h, m] (R(-p) q) . k_m.
+which is stored, so each query is turned back by p and mixed instead: q . k_(n,p) = sum_m alpha[p,h,m] (R(-p) q) . k_m.
 P times less memory than caching pseudo-keys, for H P times the multiply-adds of a step that memory bounds anyway.
 """
 
