@@ -106,6 +106,7 @@ REACHES = {
     "runtime__threads": (7, set()),
     "runtime__device": ("cpu", set()),
     "runtime__tracking_uri": ("http://host", set()),
+    "plan__price_per_gpu_hour": (1.0, set()),
 }
 
 

@@ -26,6 +26,7 @@ from iha.configdata import (
 )
 from iha.configevals import REASONING_TASKS, RULER_TASKS, EvalConfig, ItemSource, ModelStage, Suite
 from iha.variants.base import AttentionSpec, Geometry, known_kinds, spec_class
+from iha.configplan import PlanConfig
 
 __all__ = [
     "REASONING_TASKS",
@@ -44,6 +45,7 @@ __all__ = [
     "ModelConfig",
     "ModelStage",
     "PretrainRecipe",
+    "PlanConfig",
     "Recipe",
     "RuntimeConfig",
     "SftRecipe",
@@ -255,6 +257,7 @@ class Config(Frozen):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+    plan: PlanConfig = Field(default_factory=PlanConfig)
 
     def _variant_problems(self) -> Iterator[str]:
         names = [v.name for v in self.variants]

@@ -1,0 +1,23 @@
+"""Numbers and columns for a terminal."""
+
+from __future__ import annotations
+
+
+def aligned(rows: list[tuple[str, ...]]) -> str:
+    """Columns two spaces apart, the first to the left, numbers to the right."""
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return "\n".join(
+        "  ".join([row[0].ljust(first), *(cell.rjust(w) for cell, w in zip(row[1:], widths, strict=True))])
+        for row in rows
+    )
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units; a dash for none."""
+    if not count:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB" if count < 1000 else f"{count:,.0f} TB"
