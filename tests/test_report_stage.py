@@ -140,3 +140,13 @@ def test_latex_and_html_escape_their_text():
     text = latex([grid])
     assert r"\textbf{$<$1$>$}" in text
     assert r"\label{tab:x-y}" in text
+
+
+def test_the_stage_stops_at_different_data(tmp_path, monkeypatch, capsys):
+    world = whole(tmp_path / "state")
+    world.train("iha", 1, "pretrain", digests={"2": "other"})
+    with pytest.raises(SystemExit) as caught:
+        run_stage(world, tmp_path, monkeypatch)
+    assert caught.value.code == 2
+    assert "variants saw different training data: runs/iha/seed1/pretrain.json" in capsys.readouterr().err
+    assert not (tmp_path / "report" / "report.html").exists()

@@ -116,16 +116,14 @@ def test_lower_loss_is_better_in_the_companion_block(tmp_path):
     assert (found["IHA"].main, found["IHA"].bold, found["Global"].bold) == ("2.000", True, False)
 
 
-def test_footnotes_on_compute_skipped_steps_and_other_data(tmp_path):
+def test_footnotes_on_compute_and_skipped_steps(tmp_path):
     world = whole(tmp_path, match="tokens")
     world.ledger({"iha": 0.0421, "diff": 0.0004})
     world.train("iha", 1, "sft", skipped=3)
-    world.train("diff", 1, "pretrain", digests={"2": "aa", "4": "xx"})
     world.train("diff", 1, "extend", skipped=9)
     assert "IHA: pretraining costs +4.2% FLOPs against Global" in footnotes(world, cell(world, "IHA", "variant"))
     assert "skipped as non-finite or spiking: seed 1 sft 3 of 4" in footnotes(world, cell(world, "IHA", "variant"))
-    diff = footnotes(world, cell(world, "Diff", "variant"))
-    assert diff == "Diff: trained on other data than Global: seed 1 pretrain.", "extension is not behind table 1"
+    assert not cell(world, "Diff", "variant").marks, "extension is not behind table 1"
     assert "equal steps per variant" in grid(world).caption
 
 

@@ -15,9 +15,9 @@ MATCHED = 1e-3
 
 
 def variant_notes(results: Results, variant: str, model: ModelStage) -> list[str]:
-    """Footnotes on a variant's row: compute away from the reference's; skipped steps or other data behind `model`."""
+    """Footnotes on a variant's row: compute away from the reference's; skipped steps behind `model`."""
     stages = tuple(dict.fromkeys(("pretrain", MODEL_STAGES[model])))
-    return [*_mismatch(results, variant), *_skipped(results, variant, stages), *_other_data(results, variant, stages)]
+    return [*_mismatch(results, variant), *_skipped(results, variant, stages)]
 
 
 def _mismatch(results: Results, variant: str) -> list[str]:
@@ -38,19 +38,6 @@ def _skipped(results: Results, variant: str, stages: tuple[str, ...]) -> list[st
     if not parts:
         return []
     return [f"{display(variant)}: optimiser steps skipped as non-finite or spiking: {', '.join(parts)}."]
-
-
-def _other_data(results: Results, variant: str, stages: tuple[str, ...]) -> list[str]:
-    """Where the token streams of a variant and of the reference differ at a step at which both noted a digest."""
-    reference = results.part.reference
-    parts = []
-    for seed, stage in product(results.part.seeds, stages):
-        own, other = results.train(variant, seed, stage), results.train(reference, seed, stage)
-        if own and other and any(own.digests[at] != other.digests[at] for at in set(own.digests) & set(other.digests)):
-            parts.append(f"seed {seed} {stage}")
-    return (
-        [f"{display(variant)}: trained on other data than {display(reference)}: {', '.join(parts)}."] if parts else []
-    )
 
 
 def generated(results: Results) -> str:

@@ -36,12 +36,16 @@ class Section:
 
 @dataclass
 class Findings:
-    """What was found, where the report's files go, and the files written so far."""
+    """What was found, where the report's files go, and the files written so far.
+
+    `streams`: what was compared of the variants' training data.
+    """
 
     results: Results
     tables: tuple[PaperTableReport, ...]
     ruler: Ruler
     folder: Path
+    streams: str
     written: list[Path] = field(default_factory=list)
 
     def write(self, name: str, text: str) -> None:

@@ -81,7 +81,7 @@ def _significance(tables: tuple[PaperTableReport, ...]) -> str:
 
 def provenance_section(found: Findings) -> Section:
     """Where everything came from."""
-    return Section("provenance", "Provenance", definitions(provenance(found.results)))
+    return Section("provenance", "Provenance", definitions({**provenance(found.results), "streams": found.streams}))
 
 
 def provenance(results: Results) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from iha.report import streams
 from iha.report.collect import Results
 from iha.report.contents import sections
 from iha.report.export import cells_facts
@@ -19,7 +20,8 @@ def body(part: ReportSlice, context: Context) -> Made:
     folder = context.output.parent
     folder.mkdir(parents=True, exist_ok=True)
     results = Results(part, context.inputs, context.state)
-    found = Findings(results, paper_tables(results), ruler(results), folder)
+    same_data = streams.check(results)
+    found = Findings(results, paper_tables(results), ruler(results), folder, same_data)
     built = sections(found)
     found.write("report.html", page(results, built, story(found, built)))
     facts = {section.anchor: section.facts for section in built if section.facts is not None}
