@@ -7,6 +7,21 @@ import torch
 from attention_lab import model, tokens
 
 
+def test_layers_that_are_alike_share_a_graph():
+    """Ten layers, local and global: two graphs."""
+    torch._dynamo.reset()
+    net, graphs = model("iha", layers=10, dtype=torch.float32), []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    for block in net.blocks:
+        block.compile(backend=keep, dynamic=False)
+    net(tokens(2, 40)).sum().backward()
+    assert len(graphs) == 2
+
+
 @pytest.mark.parametrize(
     ("variant", "documents"),
     [("global", False), ("talking_heads", False), ("diff", False), ("iha", False), ("iha", True), ("iha_token", False)],

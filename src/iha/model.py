@@ -145,6 +145,9 @@ class Transformer(nn.Module):
             documents=doc_ids,
             per_token=self._per_token,
         )
+        if cache is None:  # ahead of compiled blocks: each change of the frame within one would be another graph
+            for attention in self.attentions:
+                attention.mask(frame, frame.length * attention.per_token)
         x = self.embed(tokens)
         for index, block in enumerate(self.blocks):
             x = block(x, frame, None if cache is None else cache.layers[index])

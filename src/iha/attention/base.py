@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from iha.attention.frame import Frame
 from iha.attention.kernels import attend
+from iha.attention.masks import Mask
 from iha.cache import CacheForm, LayerCache
 from iha.variants.base import AttentionSpec, Geometry
 
@@ -66,8 +67,11 @@ class Attention(nn.Module, ABC, Generic[S]):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(k, v)
-        mask = frame.mask(k.shape[2], per_token=self.per_token, window=self.window, token_causal=self.token_causal)
-        return attend(q.to(k.dtype), k, v, mask, self.scale, self.backend).transpose(1, 2)
+        return attend(q.to(k.dtype), k, v, self.mask(frame, k.shape[2]), self.scale, self.backend).transpose(1, 2)
+
+    def mask(self, frame: Frame, n_keys: int) -> Mask:
+        """This layer's mask over the last `n_keys` virtual keys."""
+        return frame.mask(n_keys, per_token=self.per_token, window=self.window, token_causal=self.token_causal)
 
 
 def build_attention(spec: AttentionSpec, geometry: Geometry, layer: int, backend: str) -> Attention[AttentionSpec]:

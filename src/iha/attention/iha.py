@@ -85,7 +85,7 @@ class InterleavedHeadAttention(Attention[IhaSpec]):
         k = rotate(k, (cos[..., ::p, :], sin[..., ::p, :]))
         k, v = (x.squeeze(1) for x in cache.append(k.flatten(2)[:, None], v.flatten(2)[:, None]))
         q, tokens = q.to(k.dtype), k.shape[1]
-        mask = frame.mask(tokens * p, per_token=p, window=self.window, token_causal=self.token_causal)
+        mask = self.mask(frame, tokens * p)
         within = frame.within_token(p)
         if q.shape[1] <= FEW_QUERIES and self.backend != "reference":
             return folded.attend(q, k, v, self.alpha_k, self.alpha_v, within, mask.seen(k.device), self.scale)

@@ -45,7 +45,7 @@ class TalkingHeadsAttention(Attention[TalkingHeadsSpec]):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(k, v)
-        mask = frame.mask(k.shape[2], window=self.window)
+        mask = self.mask(frame, k.shape[2])
         mixed = self._chunked(q.to(k.dtype), k, v, mask)
         return self.project(mixed.transpose(1, 2), x)
 
