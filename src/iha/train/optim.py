@@ -7,12 +7,27 @@ steps, 3 CPU-s of every start, and has no state before its first step, which a c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from iha.config import Recipe
+
+class Settings(Protocol):
+    """What of a recipe the optimiser reads."""
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """Decay of the two moments."""
+
+    @property
+    def eps(self) -> float:
+        """Added to the root of the second moment."""
+
+    @property
+    def weight_decay(self) -> float:
+        """Of the decayed group, times the rate."""
 
 
 def decay_split(names: Iterable[str], no_decay: set[str]) -> tuple[list[str], list[str]]:
@@ -34,7 +49,7 @@ class AdamW:
     `decayed` and `plain` are the names of the two groups.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], no_decay: set[str], recipe: Recipe) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], no_decay: set[str], recipe: Settings) -> None:
         self.decayed, self.plain = decay_split(parameters, no_decay)
         self.parameters = dict(parameters)
         self._recipe = recipe

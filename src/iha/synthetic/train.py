@@ -1,0 +1,229 @@
+"""Training one model on one task: AdamW at a constant rate, early stopping, a checkpoint at each validation.
+
+A killed run goes on from its last validation bit for bit: batches are a pure function of (seed, step), nothing else is
+random, and the checkpoint holds weights, moments and history. CPU-seconds are measured, so only they differ.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from iha.configsynthetic import Split
+from iha.manifest import write_json
+from iha.synthetic.batches import Group, Shelf, batch_ids
+from iha.synthetic.model import Composer, build
+from iha.synthetic.shapes import RelationTrainSlice, params
+from iha.synthetic.tasks import Relations
+from iha.tensors import save_tensors
+from iha.train import checkpoint, identity
+from iha.train.distributed import World
+from iha.train.lease import lease
+from iha.train.optim import AdamW
+
+log = logging.getLogger("iha")
+#: What a run has done so far, for readers who do not wait for its end.
+PROGRESS = "progress.json"
+
+
+@dataclass
+class State:
+    """Where a run stands: one entry of `history` per validation."""
+
+    step: int = 0
+    cpu_s: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def best(self) -> int:
+        """Place of the first entry with the best validation accuracy; -1 before the first validation."""
+        accuracies = [entry["validation"]["accuracy"] for entry in self.history]
+        return accuracies.index(max(accuracies)) if accuracies else -1
+
+
+class Trainer:
+    """One run in its folder; `splits` are the task's examples."""
+
+    def __init__(self, part: RelationTrainSlice, splits: dict[Split, Relations], folder: Path, device: str) -> None:
+        self.part, self.folder = part, folder
+        self.world = World(0, 1, torch.device(device))
+        self.shelves = {split: Shelf(r, part.shape, self.world.device) for split, r in splits.items()}
+        self.model = build(part.shape, part.seed).to(device)
+        self.best = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        self.optimizer = AdamW(dict(self.model.named_parameters()), self.model.no_decay_names(), part.recipe)
+        self.state = State()
+        self.per_epoch = -(-len(self.shelves["train"]) // part.recipe.batch)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds; filled in place when one is loaded."""
+        weights = {f"weight.{n}": p for n, p in self.model.named_parameters()}
+        best = {f"best.{n}": t for n, t in self.best.items()}
+        return {**weights, **best, **self.optimizer.tensors()}
+
+    def resume(self) -> None:
+        """Take over the newest checkpoint that can be trusted, if there is one."""
+        facts = checkpoint.load_newest(self.checkpoints, self.tensors(), self.world)
+        if facts is not None:
+            self.state = State(**facts["state"])
+
+    def stopped(self) -> str | None:
+        """Why the run is over: patience, epochs or cpu_seconds; None: it is not."""
+        recipe, budget, state = self.part.recipe, self.part.budget, self.state
+        if len(state.history) - 1 - state.best >= recipe.patience * recipe.evals_per_epoch:
+            return "patience"
+        if state.step >= budget.epochs * self.per_epoch:
+            return "epochs"
+        if budget.cpu_seconds is not None and state.cpu_s >= budget.cpu_seconds:
+            return "cpu_seconds"
+        return None
+
+    def advance(self) -> None:
+        """Train up to the next validation, validate, save."""
+        started, losses = time.process_time(), []
+        while True:
+            losses.append(self.update(self.state.step))
+            self.state.step += 1
+            if self.state.step in self._boundaries():
+                break
+        scores: dict[str, Any] = {name: evaluate(self.model, self.shelves[name]) for name in ("validation", "test")}
+        self.state.cpu_s += time.process_time() - started
+        self.state.history.append(
+            {
+                "epoch": self.state.step / self.per_epoch,
+                "steps": self.state.step,
+                "train_loss": float(torch.stack(losses).mean()),
+                "cpu_s": round(self.state.cpu_s, 3),
+                **scores,
+            }
+        )
+        self._save()
+
+    def _boundaries(self) -> set[int]:
+        """Steps of this epoch after which there is a validation."""
+        parts = self.part.recipe.evals_per_epoch
+        first = (self.state.step - 1) // self.per_epoch * self.per_epoch
+        return {first + -(-self.per_epoch * k // parts) for k in range(1, parts + 1)}
+
+    def update(self, step: int) -> Tensor:
+        """One update; returns the mean loss over the valid cells of its batch."""
+        shelf = self.shelves["train"]
+        ids = batch_ids(len(shelf), self.part.recipe.batch, self.part.seed, step)
+        cells, total = shelf.cells_of(ids), torch.zeros((), device=shelf.device)
+        self.optimizer.zero_grad()
+        for group in shelf.groups(ids):
+            loss = summed_loss(self.model, group) / cells
+            torch.autograd.backward(loss)
+            total += loss.detach()
+        self.optimizer.step(self.part.lr)
+        return total
+
+    def _save(self) -> None:
+        if self.state.best == len(self.state.history) - 1:
+            for name, parameter in self.model.named_parameters():
+                self.best[name].copy_(parameter.detach())
+        checkpoint.save(self.checkpoints, self.state.step, self.tensors(), {"state": vars(self.state)}, self.world)
+        checkpoint.prune(self.checkpoints, keep=2, trouble=None)
+        write_json(self.folder / PROGRESS, self.facts())
+
+    def facts(self) -> dict[str, Any]:
+        """The run's result so far."""
+        part, history = self.part, self.state.history
+        return {
+            "task": part.task,
+            "model": part.shape.model.name,
+            "lr": part.lr,
+            "seed": part.seed,
+            "params": params(part.shape),
+            "hidden_dim": part.shape.hidden_dim,
+            "flops_per_epoch": part.flops,
+            "device": self.world.device.type,
+            "stopped": self.stopped(),
+            "best": history[self.state.best] if history else None,
+            "history": history,
+        }
+
+
+def summed_loss(model: Composer, group: Group) -> Tensor:
+    """Summed binary cross-entropy of a group's valid cells, nats."""
+    logits = model(group.cells, group.places, group.valid)
+    return F.binary_cross_entropy_with_logits(logits, group.targets, weight=group.valid, reduction="sum")
+
+
+@torch.no_grad()
+def evaluate(model: Composer, shelf: Shelf) -> dict[str, Any]:
+    """Accuracy over cells, accuracy per size m, loss in nats per cell."""
+    count = int(shelf.sizes.max()) + 1
+    right = torch.zeros(count, dtype=torch.float64, device=shelf.device)
+    cells, loss = torch.zeros_like(right), torch.zeros((), dtype=torch.float64, device=shelf.device)
+    for group in shelf.everything():
+        logits = model(group.cells, group.places, group.valid)
+        hits = (logits > 0) == (group.targets > 0.5)
+        hits = hits if group.valid is None else hits & group.valid
+        loss += F.binary_cross_entropy_with_logits(logits, group.targets, weight=group.valid, reduction="sum")
+        right.index_add_(0, group.sizes, hits.sum(1).double())
+        cells.index_add_(0, group.sizes, (group.sizes**2).double())
+    by_size = {str(m): float(right[m] / cells[m]) for m in range(count) if cells[m] > 0}
+    return {
+        "accuracy": float(right.sum() / cells.sum()),
+        "by_size": by_size,
+        "loss": float(loss / cells.sum()),
+    }
+
+
+def train(
+    part: RelationTrainSlice,
+    splits: dict[Split, Relations],
+    folder: Path,
+    *,
+    begun_with: dict[str, Any],
+    code: str,
+    device: str = "cpu",
+    go_on: Callable[[], bool] = lambda: True,
+) -> dict[str, Any]:
+    """Train until early stopping or the budget ends the run; returns its facts.
+
+    `begun_with` names what a resumed run must share with its beginning. `go_on` is asked after each validation: when
+    it says no, the facts so far are returned, with `stopped` None unless the run is over.
+
+    Raises:
+        CheckpointError: the folder holds an unfinished run of something else.
+        UserError: another process trains here.
+    """
+    with lease(folder):
+        identity.claim(folder, begun_with, code)
+        trainer = Trainer(part, splits, folder, device)
+        trainer.resume()
+        while (why := trainer.stopped()) is None and go_on():
+            trainer.advance()
+            last = trainer.state.history[-1]
+            log.info(
+                "%s %s lr %g seed %d: epoch %.2f, validation %.4f, %.0f CPU-s",
+                part.task, part.shape.model.name, part.lr, part.seed,
+                last["epoch"], last["validation"]["accuracy"], last["cpu_s"],
+            )  # fmt: skip
+        if why is not None:
+            write_json(folder / PROGRESS, trainer.facts())
+            final = folder / identity.FINAL
+            final.mkdir(exist_ok=True)
+            save_tensors(trainer.best, final / "model.safetensors")
+        return trainer.facts()
+
+
+def begun_with(part: RelationTrainSlice, data: dict[str, str]) -> dict[str, Any]:
+    """What must be the same whenever a run is resumed: everything but how far it may go. `data`: sha256 by split."""
+    kept = part.model_dump(mode="json", exclude={"budget"})
+    kept["recipe"].pop("patience")
+    return {"slice": kept, "data": data}
