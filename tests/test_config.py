@@ -190,14 +190,14 @@ def flat(tree, path: str = "") -> dict[str, object]:
 
 RECIPE_SAME = ("lr", "min_lr", "betas", "eps", "weight_decay", "clip_norm", "keep_checkpoints", "max_skipped")
 SAME = {
-    "variants", "seeds", "match", "reference",
+    "variants", "seeds", "match", "reference", "goal",
     "model.rope_theta", "model.norm_eps", "model.init_std", "model.tie_embeddings",
     *(f"{stage}.{field}" for stage in ("pretrain", "extend", "sft") for field in RECIPE_SAME),
     "evals.shots", "evals.samples", "evals.base_samples", "evals.temperature", "evals.kv_cache",
     "engine.loss_chunk", "engine.backend",
 }  # fmt: skip
 SCALE = (
-    "experiment", "scale", "tokenizer.", "data.", "runtime.", "plan.",
+    "experiment", "scale", "synthetic", "tokenizer.", "data.", "runtime.", "plan.",
     "model.hidden_dim", "model.n_layers", "model.n_heads", "model.ffn_dim",
     *(f"{stage}.{field}" for stage in ("pretrain", "extend", "sft")
       for field in ("seq_len", "steps", "global_batch", "micro_batch", "warmup_steps", "checkpoint_every")),

@@ -25,6 +25,7 @@ from iha.configdata import (
     TokenizerConfig,
 )
 from iha.configevals import REASONING_TASKS, RULER_TASKS, EvalConfig, ItemSource, ModelStage, Suite
+from iha.configsynthetic import SyntheticConfig
 from iha.variants.base import AttentionSpec, Geometry, known_kinds, spec_class
 from iha.configplan import PlanConfig
 
@@ -52,6 +53,7 @@ __all__ = [
     "Source",
     "SplitConfig",
     "Suite",
+    "SyntheticConfig",
     "TemplateSource",
     "TokenizerConfig",
     "Variant",
@@ -221,6 +223,9 @@ class Config(Frozen):
     """The whole experiment. `Config()` is the paper's."""
 
     experiment: Name = "paper"
+    goal: Literal["report", "synthetic"] = Field(
+        "report", description="report: language models and all else; synthetic: relation composition alone"
+    )
     scale: Literal["paper", "ladder", "smoke"] = Field("paper", description="smoke numbers are labelled as such")
     variants: tuple[Variant, ...] = Field(min_length=1, default_factory=_variants)
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
@@ -240,6 +245,7 @@ class Config(Frozen):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     evals: EvalConfig = Field(default_factory=EvalConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    synthetic: SyntheticConfig | None = Field(None, description="relation composition; null: not part of this experiment")
 
     @property
     def geometry(self) -> Geometry:
@@ -254,6 +260,8 @@ class Config(Frozen):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         problems = [*self._variant_problems(), *self._length_problems(), *self._suite_problems()]
+        if self.goal == "synthetic" and self.synthetic is None:
+            problems.append("synthetic is null with goal 'synthetic'; allowed: a section, {} for the paper's values")
         if problems:
             raise ValueError("\n".join(problems))
         return self
