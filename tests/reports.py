@@ -55,8 +55,8 @@ class World:
     def results(self) -> Results:
         return Results(self.part, self.inputs, self.state)
 
-    def evaluate(self, variant, seed, suite, model, rows, items=None):
-        """Add an evaluation; `items`: (benchmark, metric) -> scores, one per item."""
+    def evaluate(self, variant, seed, suite, model, rows, items=None, task=None, length=None):
+        """Add an evaluation; `items`: (benchmark, metric) -> scores, one per item of `task` (the benchmark's own)."""
         files = {}
         if items is not None:
             path = self.state / f"evals/{variant}/seed{seed}/{suite}.{model}.samples.jsonl.gz"
@@ -64,7 +64,7 @@ class World:
             with gzip.open(path, "wt") as handle:
                 for (benchmark, metric), scores in items.items():
                     for i, score in enumerate(scores):
-                        line = {"benchmark": benchmark, "task": benchmark, "item": i, "length": None}
+                        line = {"benchmark": benchmark, "task": task or benchmark, "item": i, "length": length}
                         handle.write(
                             json.dumps({**line, "prompt_sha": "", "answers": [], "scores": {metric: score}}) + "\n"
                         )

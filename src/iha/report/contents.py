@@ -10,6 +10,7 @@ from iha.report.ruler import ruler_grid
 from iha.report.section import Build, Findings, Section
 from iha.report.story import provenance_section
 from iha.report.tables import PaperTableReport, caption
+from iha.report.verdicts import claims_section
 
 
 def table1(found: Findings) -> Section:
@@ -52,6 +53,7 @@ def training(found: Findings) -> Section:
 
 
 SECTIONS: tuple[Build, ...] = (
+    claims_section,
     table1,
     table2,
     figure2,

@@ -46,11 +46,16 @@ def ruler(results: Results) -> Ruler:
     over = PAPER_LENGTHS if set(PAPER_LENGTHS) <= set(lengths) else lengths
     variants = results.part.variants
     by_length = {(v, n): _means(results, v, n, tasks[n]) for v in variants for n in lengths}
-    keyed = {n: tuple(t for t in tasks[n] if t.startswith("niah_multikey")) for n in lengths}
+    keyed = {n: multikey_tasks(tasks[n]) for n in lengths}
     multikey = {(v, n): _means(results, v, n, keyed[n]) for v in variants for n in lengths}
     overall = {v: _overall([by_length[v, n] for n in over], results.part.seeds) for v in variants}
     p = _p_values(results, {n: tasks[n] for n in over}, {v for v in variants if overall[v]})
     return Ruler(lengths, tasks, over, by_length, multikey, overall, p)
+
+
+def multikey_tasks(tasks: tuple[str, ...]) -> tuple[str, ...]:
+    """The tasks of multi-key retrieval."""
+    return tuple(task for task in tasks if task.startswith("niah_multikey"))
 
 
 def _means(results: Results, variant: str, length: int, tasks: tuple[str, ...]) -> BySeed:
@@ -81,12 +86,13 @@ def _p_values(results: Results, tasks: dict[int, tuple[str, ...]], variants: set
     reference = results.part.reference
     if reference not in variants:
         return {}
-    items = {v: {s: _items(results, v, s, tasks) for s in results.part.seeds} for v in variants}
+    items = {v: {s: item_scores(results, v, s, tasks) for s in results.part.seeds} for v in variants}
     found = {v: paired_p(items[v], items[reference]) for v in variants if v != reference}
     return holm({v: p for v, p in found.items() if p is not None})
 
 
-def _items(results: Results, variant: str, seed: int, tasks: dict[int, tuple[str, ...]]) -> ItemScores:
+def item_scores(results: Results, variant: str, seed: int, tasks: dict[int, tuple[str, ...]]) -> ItemScores:
+    """Scores of the items of some tasks at each length."""
     scores = results.item_scores(variant, seed, "long")
     wanted = [Metric("long", "ruler", METRIC, task, length) for length, names in tasks.items() for task in names]
     return {(task, f"{m.length}/{item}"): x for m in wanted for (task, item), x in scores.get(m, {}).items()}

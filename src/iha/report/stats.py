@@ -1,11 +1,12 @@
-"""Ranks, spreads and the tests behind bold print."""
+"""Ranks, intervals, and the tests behind stars, bold print and claims."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from iha.evals.scores import mean_sd, paired_difference
+from iha.evals.scores import bootstrap_ci, mean_sd, paired_difference
 from iha.report.records import ItemScores
 
 #: Two-sided level of every test in the report.
@@ -31,12 +32,24 @@ def average_ranks(columns: Sequence[Mapping[str, float | None]]) -> dict[str, fl
     return {name: sum(places) / len(places) for name, places in found.items()}
 
 
-def paired_p(a: Mapping[int, ItemScores], b: Mapping[int, ItemScores], seed: int = 0) -> float | None:
-    """Two-sided p-value of "no difference" between two variants; None if they share no scored item.
+@dataclass(frozen=True)
+class Effect:
+    """Mean of a - b with its 95 % interval and the two-sided p-value of "no difference"."""
 
-    `a`, `b`: training seed -> item -> score. The larger of two p-values: sign flips over items (scores averaged over
-    the shared seeds) and, with two or more shared seeds, a paired t-test over seeds. With one seed, run-to-run
-    variance is not covered.
+    mean: float
+    low: float
+    high: float
+    p: float
+    items: int
+    seeds: int
+
+
+def paired_effect(a: Mapping[int, ItemScores], b: Mapping[int, ItemScores], factor: float = 1.0) -> Effect | None:
+    """Compare two variants on the items and seeds they share; None if there are none.
+
+    `a`, `b`: training seed -> item -> score; `b` is multiplied by `factor`. Of interval and p-value the more cautious
+    of two: over items (bootstrap, sign flips; scores averaged over the shared seeds) and, with two or more seeds, over
+    seeds (paired t). With one seed, run-to-run variance is not covered.
     """
     seeds = sorted(s for s in set(a) & set(b) if a[s] and b[s])
     if not seeds:
@@ -44,10 +57,44 @@ def paired_p(a: Mapping[int, ItemScores], b: Mapping[int, ItemScores], seed: int
     shared = sorted(set.intersection(*(set(scores[s]) for s in seeds for scores in (a, b))))
     if not shared:
         return None
-    means = [[sum(scores[s][i] for s in seeds) / len(seeds) for i in shared] for scores in (a, b)]
-    over_items = paired_difference(means[0], means[1], seed).p
-    gaps = [sum(a[s][i] - b[s][i] for i in shared) / len(shared) for s in seeds]
-    return max(over_items, t_test_p(gaps)) if len(gaps) > 1 else over_items
+    of_a, of_b = ([sum(scores[s][i] for s in seeds) / len(seeds) for i in shared] for scores in (a, b))
+    over_items = paired_difference(of_a, [factor * x for x in of_b], seed=0)
+    gaps = [sum(a[s][i] - factor * b[s][i] for i in shared) / len(shared) for s in seeds]
+    low, high = wider((over_items.low, over_items.high), t_interval(gaps))
+    p = max(over_items.p, t_test_p(gaps)) if len(gaps) > 1 else over_items.p
+    return Effect(over_items.mean, low, high, p, len(shared), len(seeds))
+
+
+def paired_p(a: Mapping[int, ItemScores], b: Mapping[int, ItemScores]) -> float | None:
+    """The p-value of `paired_effect`."""
+    effect = paired_effect(a, b)
+    return None if effect is None else effect.p
+
+
+def interval(scores: Mapping[int, ItemScores]) -> tuple[float, float] | None:
+    """95 % interval of one variant's mean, the wider of bootstrap over items and t over seeds; None without items."""
+    seeds = sorted(s for s in scores if scores[s])
+    shared = sorted(set.intersection(*(set(scores[s]) for s in seeds))) if seeds else []
+    if not shared:
+        return None
+    means = [sum(scores[s][i] for s in seeds) / len(seeds) for i in shared]
+    return wider(bootstrap_ci(means, seed=0), t_interval([sum(scores[s].values()) / len(scores[s]) for s in seeds]))
+
+
+def wider(a: tuple[float, float], b: tuple[float, float] | None) -> tuple[float, float]:
+    """The longer of two intervals."""
+    return a if b is None or a[1] - a[0] >= b[1] - b[0] else b
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """95 % t interval of the mean; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    from scipy.special import stdtrit
+
+    mean, sd = mean_sd(values)
+    half = float(stdtrit(len(values) - 1, 1 - LEVEL / 2)) * (sd or 0.0) / math.sqrt(len(values))
+    return mean - half, mean + half
 
 
 def t_test_p(gaps: Sequence[float]) -> float:

@@ -1,0 +1,81 @@
+"""The claims as a table, as data, and as a section of the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from iha.report.claims import Finding, judge, measure_text, published
+from iha.report.collect import Results
+from iha.report.format import MISSING, signed
+from iha.report.page import tables
+from iha.report.records import Footnotes, Grid, Text
+from iha.report.render import csv_text
+from iha.report.section import Findings, Section
+from iha.report.stats import LEVEL
+from iha.report.tables import caption
+
+HEADER = ("claim", "verdict", "ours, points", "95 % interval", "p (Holm)", "items × seeds", "paper")
+FIELDS = ("id", "claim", "verdict", "measure", "effect", "low", "high", "p_holm", "items", "seeds", "paper", "why")
+READING = (
+    f"Supported: better by a difference significant at {LEVEL} after Holm's correction over all tested claims; "
+    "contradicted: significantly worse; inconclusive: neither. Effect: difference of means over the items and seeds "
+    "that both variants have, in points of percent (average rank: places ahead of the best other variant). Interval "
+    "and p-value: the more cautious of bootstrap and sign flips over items and, from two seeds on, t over seeds; "
+    "average rank: bootstrap over items, and shuffling which variant gave which answers."
+)
+
+
+def claims_section(found: Findings) -> Section:
+    """The paper's claims, tested on this run."""
+    findings = judge(found.results, found.ruler)
+    grid = claims_grid(found.results, findings)
+    found.write_grids("claims", (grid,))
+    found.write("claims.csv", csv_text(FIELDS, [_line(found.results, f) for f in findings]))
+    facts = {f.claim.id: dict(zip(FIELDS[2:], _line(found.results, f)[2:], strict=True)) for f in findings}
+    return Section("claims", "The paper's claims", tables(grid), summary(findings), facts)
+
+
+def summary(findings: tuple[Finding, ...]) -> str:
+    """One sentence for the story."""
+    counts = Counter(f.verdict for f in findings)
+    tested = sum(f.effect is not None for f in findings)
+    return (
+        f"Of {len(findings)} claims of the paper, {counts['supported']} are supported by this run, "
+        f"{counts['contradicted']} contradicted and {counts['inconclusive']} inconclusive "
+        f"({len(findings) - tested} of them could not be tested)."
+    )
+
+
+def claims_grid(results: Results, findings: tuple[Finding, ...]) -> Grid:
+    """One row per claim."""
+    notes = Footnotes()
+    rows = []
+    for f in findings:
+        marks = notes.mark(*f.claim.notes, *([f"Not tested: {f.why}."] if f.why else []))
+        rows.append((Text(f.claim.says, (measure_text(results, f.claim),), marks), *_cells(f)))
+    return Grid("claims", caption(results, "The paper's claims."), HEADER, tuple(rows), (*notes.texts, READING))
+
+
+def _cells(f: Finding) -> tuple[Text, ...]:
+    theirs = Text(published(f.claim) or MISSING)
+    if f.effect is None:
+        return (Text(f.verdict), *(Text(MISSING),) * 4, theirs)
+    e = f.effect
+    p = MISSING if f.p is None else f"{f.p:.3f}" if f.p >= 0.001 else "< 0.001"
+    return (
+        Text(f.verdict, bold=f.verdict != "inconclusive"),
+        Text(signed(e.mean, 1)),
+        Text(f"{signed(e.low, 1)} to {signed(e.high, 1)}"),
+        Text(p),
+        Text(f"{e.items} × {e.seeds}"),
+        theirs,
+    )
+
+
+def _line(results: Results, f: Finding) -> list[object]:
+    e = f.effect
+    numbers = (e.mean, e.low, e.high, f.p, e.items, e.seeds) if e else (None,) * 6
+    return [
+        f.claim.id, f.claim.says, f.verdict, measure_text(results, f.claim), *numbers, published(f.claim) or None,
+        f.why or None,
+    ]  # fmt: skip
