@@ -245,7 +245,7 @@ class Config(Frozen):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     evals: EvalConfig = Field(default_factory=EvalConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
-    synthetic: SyntheticConfig | None = Field(None, description="relation composition; null: not part of this experiment")
+    synthetic: SyntheticConfig | None = Field(None, description="relation composition; null: none of it")
 
     @property
     def geometry(self) -> Geometry:

@@ -16,7 +16,9 @@ from iha.manifest import write_json
 #: Folder of this package; the last part of its path is the package's name.
 ROOT = Path(__file__).parent
 #: Not part of a stage's code: what they hold reaches a stage only as its slice, which is a rerun key of its own.
-CONFIGURATION = frozenset({"iha", "iha.config", "iha.configbase", "iha.configdata", "iha.configevals", "iha.configsynthetic", "iha.slices"})
+CONFIGURATION = frozenset(
+    {"iha", "iha.config", "iha.configbase", "iha.configdata", "iha.configevals", "iha.configsynthetic", "iha.slices"}
+)
 
 _SUMMARIES: dict[str, tuple[str, list[str]]] = {}
 _USED: set[str] = set()
