@@ -1,7 +1,9 @@
 """The frame of a stage: arguments in, one manifest out last, errors as one line and status 2."""
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,36 @@ def test_the_flops_stage_writes_the_ledger(tmp_path, monkeypatch):
     assert facts["reference"] == "global"
     assert facts["variants"]["iha"]["steps"]["pretrain"] == 241_561
     assert facts["variants"]["iha"]["cache_bytes"]["8192"] == (5 * 8192 + 21 * 2048) * 2 * 2560 * 2
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_stage_does_not_outlive_what_started_it(tmp_path):
+    """A second writer would be the price: the workflow that is started again starts this stage again."""
+    child = (
+        "import os, time; from pathlib import Path; from iha.slices import RulerSlice; from iha.stages import common\n"
+        "def body(part, context):\n"
+        "    Path('pid.tmp').write_text(str(os.getpid())); Path('pid.tmp').rename('pid'); time.sleep(120)\n"
+        "common.run('ruler', RulerSlice, body)"
+    )
+    args = ["--slice", SLICE, "--code", "c", "--output", "out.json", "--state", "state", "--experiment", "x"]
+    starter = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    command = [sys.executable, "-c", starter, sys.executable, "-c", child, *args]
+    process, deadline = subprocess.Popen(command, cwd=tmp_path), time.monotonic() + 60
+    while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pid = int((tmp_path / "pid").read_text())
+    assert _runs(pid)
+    process.kill()
+    process.wait()
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(pid)
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_manifest(stage, tmp_path, capsys):

@@ -59,6 +59,11 @@ def test_every_rule_has_log_benchmark_and_one_shell_line():
         ({"pretrain": {"lr": "fast"}}, ["pretrain.lr", "'fast'"]),
         ({"model": {"hidden_dim": 33, "n_heads": 2}}, ["model", "33", "multiple"]),
         ({"seeds": ["010"]}, ["seeds", "010"]),
+        ({"runtime": {"tracking_uri": "./mlruns"}}, ["runtime.tracking_uri", "./mlruns", "sqlite:///"]),
+        (
+            {"data": {"pretrain": {"sources": [{"kind": "files", "paths": ["nowhere/*.jsonl"]}]}}},
+            ["data.pretrain.sources.0.paths", "nowhere/*.jsonl", "match no file"],
+        ),
     ],
 )
 def test_a_wrong_config_is_one_message_before_any_job(folder, change, words):

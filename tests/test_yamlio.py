@@ -47,6 +47,13 @@ def test_equal_numbers_are_equal_however_written(read):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("a: !!binary aGVsbG8=", ["not valid YAML", "binary"]),
+        ("a: !!set {1, 2}", ["not valid YAML", "set"]),
+        ("a: !!int x", ["not valid YAML"]),
+        ("a: !!bool x", ["not valid YAML"]),
+        (f"a: {'9' * 5000}", ["not valid YAML", "digits"]),
+        (f"a: {'[' * 1500}{']' * 1500}", ["not valid YAML", "recursion"]),
+        ('a: "\\uD800"', ["not valid YAML", "surrogates"]),
         ("", ["is empty", "a mapping"]),
         ("- a", ["is a list", "a mapping"]),
         ("word", ["is a str", "a mapping"]),

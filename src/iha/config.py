@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -113,7 +114,7 @@ def _spec(kind: Any) -> type[AttentionSpec]:
         near = difflib.get_close_matches(str(kind), kinds, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"attention.kind is {kind!r}{hint}; {allowed}") from None
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # importing runs code that is not ours
         raise ValueError(f"attention.kind is {kind!r}, which cannot be imported ({error}); {allowed}") from error
     if spec.__abstractmethods__:
         missing = ", ".join(sorted(spec.__abstractmethods__))
@@ -203,6 +204,10 @@ class EngineConfig(Frozen):
     )
 
 
+#: Paths stand in shell lines and in Snakemake's patterns, where blanks, braces and $ mean something.
+PATH = re.compile(r"(?!-)[\w./+=@-]+")
+
+
 class RuntimeConfig(Frozen):
     """Where and how things run. Nothing here changes a result, so nothing here makes a stage rerun."""
 
@@ -212,6 +217,18 @@ class RuntimeConfig(Frozen):
     workers: Positive = Field(2, description="processes that tokenise")
     threads: Positive = Field(1, description="CPU threads of one training or evaluation job")
     device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @model_validator(mode="after")
+    def _plain_paths(self) -> Self:
+        for name in ("results_dir", "state_dir"):
+            if not PATH.fullmatch(getattr(self, name)):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; allowed: a path of letters, digits and _ . / + = @ - "
+                    f"(~ and $ are not expanded)"
+                )
+        if not self.tracking_uri or re.search(r"\s", self.tracking_uri):
+            raise ValueError(f"tracking_uri is {self.tracking_uri!r}; allowed: an address without blanks")
+        return self
 
 
 def _variants() -> tuple[Variant, ...]:
@@ -228,7 +245,7 @@ class Config(Frozen):
     )
     scale: Literal["paper", "ladder", "smoke"] = Field("paper", description="smoke numbers are labelled as such")
     variants: tuple[Variant, ...] = Field(min_length=1, default_factory=_variants)
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field(
         (1,), min_length=1, description="training seeds [paper: one; spec U17]"
     )
     match: Literal["tokens", "flops"] = Field(

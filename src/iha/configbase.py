@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 NAME = r"^[a-z][a-z0-9_]*$"
-Name = Annotated[str, Field(pattern=NAME, description="lower-case letters, digits and underscores")]
+#: Becomes part of file names, which end at 255 bytes.
+Name = Annotated[str, Field(pattern=NAME, max_length=64, description="lower-case letters, digits and underscores")]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 

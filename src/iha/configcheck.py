@@ -78,6 +78,7 @@ ALLOWED = {
     "literal_error": "{expected}",
     "union_tag_invalid": "kind {expected_tags}",
     "union_tag_not_found": "a mapping with a kind: hub, files, docstrings, book or templates",
+    "string_too_long": "at most {max_length} characters",
     "string_pattern_mismatch": "lower-case letters, digits and underscores, a letter first",
 }
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from iha.configbase import Frozen, Positive
 
@@ -78,6 +78,16 @@ class SplitConfig(Frozen):
     max_document_tokens: Annotated[int, Field(gt=2)] | None = Field(
         None, description="cut longer documents; a cut document still ends in EOS"
     )
+
+    @model_validator(mode="after")
+    def _leaves_documents(self) -> Self:
+        longest = min((n for n in (self.max_document_tokens, self.max_tokens) if n is not None), default=None)
+        if longest is not None and self.min_document_tokens > longest:
+            raise ValueError(
+                f"min_document_tokens is {self.min_document_tokens}; allowed: 0 to {longest}, the longest document "
+                f"that max_document_tokens and max_tokens leave"
+            )
+        return self
 
 
 def _pretrain_sources() -> SplitConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,24 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 
+# Written-out tags of types that no field has (bytes, sets, dates) are unknown tags.
+_Loader.yaml_constructors = {
+    tag: make
+    for tag, make in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.rpartition(":")[2] in {"null", "bool", "int", "float", "str", "seq", "map"}
+}
 _Loader.add_constructor("tag:yaml.org,2002:float", _float)
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+#: What reading text as YAML may raise: numbers of 5000 digits, `!!int x`, brackets nested a thousand deep.
+UNREADABLE = (yaml.YAMLError, ValueError, KeyError, RecursionError)
+
+
+def _parsed(text: str) -> Any:
+    data = yaml.load(text, Loader=_Loader)
+    json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    return data
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
@@ -59,10 +76,10 @@ def load_yaml(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing, is not YAML, repeats a key or is not a mapping.
     """
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        data = _parsed(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(data, dict):
         got = "empty" if data is None else f"a {type(data).__name__}"
@@ -77,6 +94,6 @@ def parse_value(text: str) -> Any:
         ConfigError: the text is not YAML.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+        return _parsed(text)
+    except UNREADABLE as error:
         raise ConfigError(f"--config: {text!r} is not YAML: {error}") from error

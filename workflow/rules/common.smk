@@ -1,12 +1,13 @@
 """Config, paths and the one command line every rule shares."""
 
 import os
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
 
 
-from iha import dag
+from iha import dag, preflight
 from iha.configcheck import load_config
 from iha.errors import ConfigError
 from iha.locks import claim, release_stale_lock
@@ -23,6 +24,8 @@ if len(CONFIG_FILES) > 1:
     )
 try:
     CFG = load_config(Path(CONFIG_FILES[0]), workflow.config_settings.config_args)
+    if workflow.is_main_process:
+        preflight.check(CFG, str(CONFIG_FILES[0]))
 except ConfigError as error:
     sys.exit(str(error))  # one message, no traceback
 
@@ -60,7 +63,7 @@ onstart:
 
 
 # Short stages leave their runs in journals; the head carries them to MLflow, whose absence stops nothing.
-SYNC = f"{sys.executable} -m iha.tracking.sync {STATE} --tracking {CFG.runtime.tracking_uri} || true"
+SYNC = f"{shlex.quote(sys.executable)} -m iha.tracking.sync {STATE} --tracking {CFG.runtime.tracking_uri} || true"
 
 
 onsuccess:
@@ -73,14 +76,14 @@ onerror:
 
 # Training stages may have several ranks; the launcher is not part of their code.
 LAUNCH = (
-    "exec $IHA_PYTHON -m iha.launch --nodes {resources.nodes} "
+    'exec "$IHA_PYTHON" -m iha.launch --nodes {resources.nodes} '
     "--tasks-per-node {resources.tasks_per_node} --threads {threads} -m"
 )
 
 
 def command(stage):
     """Shell line of a stage: its slice and code are rerun keys (params), where it runs is not."""
-    start = LAUNCH if stage in SPLITS else "exec $IHA_PYTHON -m"
+    start = LAUNCH if stage in SPLITS else 'exec "$IHA_PYTHON" -m'
     return (
         f"{start} iha.stages.{stage} --output {{output.manifest}} --inputs {{params.inputs}} "
         "--threads {threads} $IHA_RUN --code {params.code} --slice {params.slice:q} > {log} 2>&1"

@@ -18,7 +18,7 @@ from typing import Any
 
 from iha.data.store import TokenStore
 from iha.data.tokenizer import Tokenizer
-from iha.data.workers import die_with_parent
+from iha.process import die_with_parent
 
 #: Words in a row that count as a copy (GPT-3's upper choice), and the fewest words of an item that is checked whole.
 N_WORDS = 13

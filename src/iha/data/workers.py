@@ -5,14 +5,12 @@ Processes, not threads: the tokenizers hold the interpreter lock or scale badly 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import logging
 import multiprocessing
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -29,6 +27,7 @@ from iha.data import chat
 from iha.data.corpus import Document
 from iha.data.tokenizer import Tokenizer
 from iha.errors import DataError
+from iha.process import die_with_parent
 
 log = logging.getLogger("iha")
 
@@ -36,7 +35,6 @@ log = logging.getLogger("iha")
 BATCH_CHARS = 200_000
 #: Times the processes are started again after one of them died.
 RESTARTS = 3
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -111,14 +109,8 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 _mine: list[Encoder] = []
 
 
-def die_with_parent() -> None:
-    """Have the kernel end this process with its parent, even if that is killed (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _start(job: Job) -> None:
-    die_with_parent()
+    die_with_parent(signal.SIGKILL)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _mine.append(Encoder(job))
 

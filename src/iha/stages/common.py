@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from iha.config import Frozen
 from iha.errors import ConfigError, UserError
 from iha.manifest import FileEntry, Manifest, file_entry, read_manifest, sha256_file, write_manifest
+from iha.process import die_with_parent
 
 log = logging.getLogger("iha")
 S = TypeVar("S", bound=Frozen)
@@ -77,6 +78,7 @@ def run(stage: str, slice_type: type[S], body: Callable[[S, Context], Made]) -> 
     """Run `body` between argument parsing and the manifest; exits 2 with one line on a user error."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     args = parser(stage).parse_args()
+    die_with_parent()
     os.environ.setdefault("OMP_NUM_THREADS", str(args.threads))
     try:
         paths = _input_paths(args.inputs)

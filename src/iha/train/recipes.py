@@ -30,7 +30,7 @@ from iha.train.loop import Loop, Plan
 from iha.train.optim import AdamW
 from iha.train.progress import PEAK_FLOPS, Progress
 from iha.train.run import Run
-from iha.train.signals import StopFlag, die_with_parent
+from iha.train.signals import StopFlag
 
 log = logging.getLogger("iha")
 
@@ -42,7 +42,6 @@ def train(part: TrainSlice, context: Context) -> Made:
         UserError: the directory is held by another process, belongs to another run, or training failed.
         SystemExit: with the resumable code if a signal ended the run early; with 0 on all ranks but the first.
     """
-    die_with_parent()
     stop = StopFlag()
     make_deterministic(part.seed, context.threads)
     world = distributed.start(context.device)

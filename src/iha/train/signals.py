@@ -1,10 +1,8 @@
-"""Signals become a flag that the loop reads at a step boundary; a trainer never outlives what started it."""
+"""Signals become a flag that the loop reads at a step boundary."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 import signal
 from types import FrameType
 
@@ -12,7 +10,6 @@ log = logging.getLogger("iha")
 
 #: What a scheduler, a workflow or a person sends to ask for a stop: save, then exit with the resumable code.
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1
 
 
 class StopFlag:
@@ -27,14 +24,3 @@ class StopFlag:
         if self.reason is None:
             self.reason = signal.Signals(number).name
             log.warning("%s received: saving at the next step boundary, then stopping.", self.reason)
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent dies (Linux), however it dies."""
-    parent = os.getppid()
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    except (OSError, AttributeError):
-        return
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
