@@ -1,0 +1,1 @@
+"""The paper's theorems as programs: each statement is tried on the project's own attention layers, in float64."""

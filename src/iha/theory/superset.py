@@ -1,0 +1,238 @@
+"""Theorem 2: MHA is a subset of IHA, a strict one for P >= 2, at 4 H^2 P parameters (paper B.1; spec 7.2, D1, D2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from iha.attention.iha import InterleavedHeadAttention
+from iha.theory.layers import (
+    Positions,
+    frame,
+    gap,
+    identity_mix,
+    iha,
+    mha,
+    project,
+    randomise,
+    same_weights,
+    shown,
+)
+from iha.theory.statement import Counterexample, Statement, judge
+from iha.variants.base import Geometry
+from iha.variants.iha import IhaSpec
+
+HEADS, HEAD_DIM, LENGTH = 4, 8, 12
+PSEUDO_HEADS = (1, 2, 3, 4)
+
+
+def statements() -> list[Statement]:
+    """Inclusion in four settings, the parameter count, the printed example of strictness, strictness."""
+    return [_open(), _flat(), _virtual(), _parameters(), _example(), _strict()]
+
+
+def one_hot(pseudo_heads: int, index: int) -> list[float]:
+    """R that takes one pseudo-output."""
+    return [float(p == index % pseudo_heads) for p in range(pseudo_heads)]
+
+
+def inclusion_gap(pseudo_heads: int, own: list[float], positions: Positions, *, masked: bool) -> float:
+    """Largest difference between MHA and IHA with the weights of the proof and R = `own` on random input."""
+    module = iha(HEADS, HEAD_DIM, pseudo_heads)
+    randomise(module, seed=pseudo_heads)
+    identity_mix(module, own)
+    x = torch.randn(2, LENGTH, HEADS * HEAD_DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    seen = frame(LENGTH, HEAD_DIM, pseudo_heads, positions, masked=masked)
+    return gap(module(x, seen), same_weights(module)(x, seen))
+
+
+def _open() -> Statement:
+    rs = [(p, own) for p in PSEUDO_HEADS for own in (one_hot(p, 0), one_hot(p, -1), [1 / p] * p)]
+    return judge(
+        "superset-unmasked",
+        "Every MHA layer is an IHA layer, for every P >= 1 (no mask, no positions).",
+        source="Theorem 2, B.1",
+        tried=f"P = 1..4; R = first, last, mean; H = {HEADS}, d = {HEAD_DIM}, N = {LENGTH}",
+        reason="Copies of a head see P equal copies of every key, so each softmax weight is split into P equal parts "
+        "that add up again. Any R whose weights on its own head sum to 1 returns MHA.",
+        printed=max(inclusion_gap(p, own, "none", masked=False) for p, own in rs),
+    )
+
+
+def _flat() -> Statement:
+    first = max(inclusion_gap(p, one_hot(p, 0), "shared", masked=True) for p in PSEUDO_HEADS)
+    last = max(inclusion_gap(p, one_hot(p, -1), "shared", masked=True) for p in PSEUDO_HEADS)
+    two = _two_tokens(one_hot(2, 0), "none")
+    return judge(
+        "superset-flat-causal",
+        "The inclusion's weights (R takes the first pseudo-output) also serve the causal layer.",
+        source="Theorem 2, B.1; D2",
+        tried=f"P = 1..4, one position per token; H = {HEADS}, d = {HEAD_DIM}, N = {LENGTH}",
+        reason="In the interleaved causal order the first pseudo-query of a token sees its own token once and every "
+        "older one P times. Only the last sees all of them P times.",
+        printed=first,
+        corrected=last,
+        correction="R takes the last pseudo-output.",
+        counterexample=Counterexample(
+            "H = 1, P = 2, two tokens with values 0 and 1, all scores 0: output at the second token", *two
+        ),
+    )
+
+
+def _two_tokens(own: list[float], positions: Positions, turn: float = 0.0) -> tuple[float, float]:
+    """(MHA, IHA) at the second of two tokens with values 0 and 1 in one head; `turn`: size of queries and keys."""
+    module = iha(1, 2, len(own))
+    for part in (0, 1):
+        project(module, part, 0, turn * torch.tensor([[0.0, 0.0], [1.0, 0.0]], dtype=torch.float64))
+    project(module, 2, 0, torch.tensor([[1.0], [0.0]], dtype=torch.float64))
+    module.out.weight.copy_(torch.eye(2))
+    identity_mix(module, own)
+    x = torch.tensor([[[0.0, 1.0], [1.0, 1.0]]], dtype=torch.float64)
+    seen = frame(2, 2, len(own), positions)
+    return shown(same_weights(module)(x, seen)[0, 1, :1])[0], shown(module(x, seen)[0, 1, :1])[0]
+
+
+def best_collapse_gap(pseudo_heads: int) -> float:
+    """As `inclusion_gap` at virtual positions, with the R that fits MHA best on that very input (least squares)."""
+    module = iha(HEADS, HEAD_DIM, pseudo_heads)
+    randomise(module, seed=pseudo_heads)
+    module.out.weight.copy_(torch.eye(HEADS * HEAD_DIM))
+    x = torch.randn(2, LENGTH, HEADS * HEAD_DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    seen = frame(LENGTH, HEAD_DIM, pseudo_heads, "virtual")
+    wanted = same_weights(module)(x, seen).view(-1, HEADS, HEAD_DIM)
+    outputs = []
+    for p in range(pseudo_heads):
+        identity_mix(module, one_hot(pseudo_heads, p))
+        outputs.append(module(x, seen).view(-1, HEADS, HEAD_DIM))
+    basis = torch.cat(outputs, dim=1).transpose(0, 1).flatten(1)
+    target = wanted.transpose(0, 1).flatten(1)
+    fitted = torch.linalg.lstsq(basis.T, target.T).solution.T @ basis
+    return gap(fitted, target)
+
+
+def _virtual() -> Statement:
+    claimed, found = _two_tokens(one_hot(2, -1), "virtual", turn=2.0)
+    return judge(
+        "superset-virtual-rope",
+        "The layer that is trained, with RoPE at virtual positions n P + p, contains RoPE-MHA.",
+        source="Theorem 2 against section 4.2; D2",
+        tried=f"the proof's weights with the best R there is on that input; P = 2..4; H = {HEADS}, d = {HEAD_DIM}, "
+        f"N = {LENGTH}",
+        reason="At virtual positions the copies of one key are turned by different angles and distances between tokens "
+        "are P times longer, so copies no longer split a weight evenly. The proof has no positions. It would be exact "
+        "again if the P pseudo-tokens of a token shared its position, which is another layer than the one trained.",
+        printed=min(best_collapse_gap(p) for p in PSEUDO_HEADS[1:]),
+        measure="smallest of the largest differences",
+        counterexample=Counterexample(
+            "H = 1, d = 2, P = 2, two tokens with values 0 and 1, equal queries and keys of length 2, R = last: output "
+            "at the second token",
+            claimed,
+            found,
+        ),
+    )
+
+
+def _parameters() -> Statement:
+    pairs = [(h, p) for h in (1, 2, 3, 4) for p in PSEUDO_HEADS]
+    counted = {hp: _numel(iha(hp[0], 4, hp[1])) - _numel(mha(hp[0], 4)) for hp in pairs}
+    ledger = IhaSpec(kind="iha", pseudo_heads=2, period=1, global_layers="iha").params(Geometry(2560, 1, 20, 8192), 0)
+    return judge(
+        "superset-parameters",
+        "IHA has 4 H^2 P parameters more than MHA.",
+        source="Theorem 2",
+        tried="layers counted for H = 1..4, P = 1..4; the ledger at H = 20, P = 2",
+        reason="Three mixes of H x H x P numbers and the collapse, H x HP.",
+        printed=max(
+            *(abs(extra - 4 * h * h * p) for (h, p), extra in counted.items()), abs(ledger - 4 * 2560**2 - 3200)
+        ),
+        measure="parameters",
+    )
+
+
+def _numel(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def sign_flip(value_sign: float, *, scale: float = 1.0, dim: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """One head, two pseudo-heads of opposite sign, equal tokens, no mask: (output, value v, score s) of one token.
+
+    At `dim` 2: the smallest case, value (1, 0) and score 1 at scale 1.
+    """
+    module = iha(1, dim, 2)
+    if dim == 2:
+        token = torch.tensor([1.0, 0.0], dtype=torch.float64)
+        for part, width in enumerate((2**0.25, 2**0.25, 1.0)):
+            project(module, part, 0, torch.tensor([[width]], dtype=torch.float64))
+    else:
+        token = torch.randn(dim, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        randomise(module, seed=1)
+    module.out.weight.copy_(torch.eye(dim))
+    identity_mix(module, [1.0, 0.0])
+    for alpha, sign in ((module.alpha_q, -1.0), (module.alpha_k, -1.0), (module.alpha_v, value_sign)):
+        alpha[1] *= sign
+    q, k, v = (module.qkv.weight @ (scale * token)).chunk(3)
+    out = module(scale * token.expand(1, 6, dim), frame(6, dim, 2, "none", masked=False))[0, 0]
+    return out, v, (q @ k) / dim**0.5
+
+
+def _nonlinearity(value_sign: float) -> float:
+    """|f(2 x) - 2 f(x)| on repeated tokens; 0 for every MHA layer."""
+    return gap(sign_flip(value_sign, scale=2.0)[0], 2 * sign_flip(value_sign)[0])
+
+
+def _example() -> Statement:
+    out, v, score = sign_flip(1.0)
+    return judge(
+        "strictness-example",
+        "B.1's pair of pseudo-heads (queries and keys of opposite sign, values +v and +v) computes what no MHA can.",
+        source="B.1; D1",
+        tried=f"H = 1, P = 2, d = 4, six equal tokens; |f(2x) - 2 f(x)| = {_nonlinearity(1.0):.0e}",
+        reason="Both keys carry the same value, so the softmax weights sum to 1 in front of it: the output is v for "
+        "any scores and any R, as in MHA.",
+        printed=gap(out, v * torch.tanh(score)),
+        measure="difference from the nonlinear function v tanh(s)",
+        counterexample=_smallest(),
+    )
+
+
+def _smallest() -> Counterexample:
+    out, v, score = sign_flip(1.0, dim=2)
+    return Counterexample(
+        "H = 1, P = 2, equal tokens with value v = 1 and score s = 1, values +v and +v: v tanh(s) against the output",
+        shown(v * torch.tanh(score))[0],
+        shown(out)[0],
+    )
+
+
+def deployed_nonlinearity() -> float:
+    """|f(2 x) - 2 f(x)| on repeated tokens of a random causal IHA layer with RoPE at virtual positions."""
+    module = iha(HEADS, HEAD_DIM, 2)
+    randomise(module, seed=3)
+    identity_mix(module, [0.5, 0.5])
+    _flip(module)
+    x = torch.randn(HEADS * HEAD_DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(4)).expand(1, 6, -1)
+    seen = frame(6, HEAD_DIM, 2, "virtual")
+    return gap(module(2 * x, seen), 2 * module(x, seen))
+
+
+def _flip(module: InterleavedHeadAttention) -> None:
+    for alpha in (module.alpha_q, module.alpha_k, module.alpha_v):
+        alpha[1] *= -1
+
+
+def _strict() -> Statement:
+    printed, v, score = sign_flip(1.0)
+    corrected, _, _ = sign_flip(-1.0)
+    wanted = v * torch.tanh(score)
+    return judge(
+        "strictness",
+        "For P >= 2 some IHA layer is no MHA layer: on repeated tokens it gives v tanh(s), where MHA is linear.",
+        source="Theorem 2, B.1; D1",
+        tried=f"six equal tokens; |f(2x) - 2 f(x)| = {_nonlinearity(-1.0):.2f}, and {deployed_nonlinearity():.2f} in a "
+        "causal layer with virtual RoPE (every MHA layer: 0)",
+        reason="With values +v and -v the weights e^s and e^-s subtract: v (e^s - e^-s) / (e^s + e^-s) = v tanh(s).",
+        printed=gap(printed, wanted),
+        corrected=gap(corrected, wanted),
+        correction="The second pseudo-value is -v (alpha_v = -1), not +v.",
+        counterexample=_smallest(),
+    )
