@@ -75,6 +75,9 @@ class RelationRecipe(Frozen):
     eps: Rate = Field(1e-8, description="AdamW epsilon [spec 6.2]")
     patience: Positive = Field(10, description="epochs without a better validation accuracy [paper D.3]")
     evals_per_epoch: Positive = Field(1, description="validations and checkpoints per epoch")
+    validation_examples: Positive | None = Field(
+        None, description="leading examples of the validation split that are looked at; null: all"
+    )
 
 
 class RelationBudget(Frozen):
@@ -108,7 +111,7 @@ def _models() -> tuple[RelationModel, ...]:
 
 
 class SyntheticConfig(Frozen):
-    """The grid tasks x learning rates x seeds x models [paper Appendix D; spec 6]; runs start in that order."""
+    """The grid learning rates x seeds x tasks x models [paper Appendix D; spec 6]; runs start in that order."""
 
     tasks: tuple[RelationTask, ...] = Field(min_length=1, default_factory=_tasks)
     models: tuple[RelationModel, ...] = Field(min_length=1, default_factory=_models)

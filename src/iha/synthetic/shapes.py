@@ -44,10 +44,7 @@ class RelationReportSlice(Frozen):
     """Slice of Figures 3 to 5."""
 
     scale: Literal["paper", "ladder", "smoke"]
-    tasks: tuple[str, ...]
-    models: tuple[str, ...]
-    lrs: tuple[float, ...]
-    seeds: tuple[int, ...]
+    synthetic: SyntheticConfig
 
 
 def params(shape: Shape) -> int:
@@ -125,8 +122,8 @@ def runs(config: SyntheticConfig) -> list[tuple[str, str, float, int]]:
     """Every (task, model, lr, seed), so ordered that the front of the list is a balanced grid at any length."""
     return [
         (t.name, m.name, lr, seed)
-        for seed in config.seeds
         for lr in config.lrs
+        for seed in config.seeds
         for t in config.tasks
         for m in config.models
     ]

@@ -33,6 +33,11 @@ class Relations:
     cells: Bits
     targets: Bits
 
+    def head(self, count: int) -> Relations:
+        """The first `count` examples."""
+        cells = int(self.offsets[min(count, len(self.sizes))])
+        return Relations(self.sizes[:count], self.cells[:cells], self.targets[:cells])
+
     @property
     def offsets(self) -> NDArray[np.int64]:
         """First cell of every example, and the number of all cells: (n + 1,)."""

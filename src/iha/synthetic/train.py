@@ -26,6 +26,7 @@ from iha.synthetic.tasks import Relations
 from iha.tensors import save_tensors
 from iha.train import checkpoint, identity
 from iha.train.distributed import World
+from iha.train.identity import FINAL
 from iha.train.lease import lease
 from iha.train.optim import AdamW
 
@@ -55,12 +56,17 @@ class Trainer:
     def __init__(self, part: RelationTrainSlice, splits: dict[Split, Relations], folder: Path, device: str) -> None:
         self.part, self.folder = part, folder
         self.world = World(0, 1, torch.device(device))
-        self.shelves = {split: Shelf(r, part.shape, self.world.device) for split, r in splits.items()}
+        seen = part.recipe.validation_examples
+        self.splits = splits if seen is None else {**splits, "validation": splits["validation"].head(seen)}
+        self.shelves = {split: self._shelf(split) for split in ("train", "validation")}
         self.model = build(part.shape, part.seed).to(device)
         self.best = {n: p.detach().clone() for n, p in self.model.named_parameters()}
         self.optimizer = AdamW(dict(self.model.named_parameters()), self.model.no_decay_names(), part.recipe)
         self.state = State()
         self.per_epoch = -(-len(self.shelves["train"]) // part.recipe.batch)
+
+    def _shelf(self, split: Split) -> Shelf:
+        return Shelf(self.splits[split], self.part.shape, self.world.device)
 
     @property
     def checkpoints(self) -> Path:
@@ -98,7 +104,7 @@ class Trainer:
             self.state.step += 1
             if self.state.step in self._boundaries():
                 break
-        scores: dict[str, Any] = {name: evaluate(self.model, self.shelves[name]) for name in ("validation", "test")}
+        validation = evaluate(self.model, self.shelves["validation"])
         self.state.cpu_s += time.process_time() - started
         self.state.history.append(
             {
@@ -106,7 +112,7 @@ class Trainer:
                 "steps": self.state.step,
                 "train_loss": float(torch.stack(losses).mean()),
                 "cpu_s": round(self.state.cpu_s, 3),
-                **scores,
+                "validation": validation,
             }
         )
         self._save()
@@ -138,8 +144,20 @@ class Trainer:
         checkpoint.prune(self.checkpoints, keep=2, trouble=None)
         write_json(self.folder / PROGRESS, self.facts())
 
+    def finish(self) -> dict[str, Any]:
+        """Score the best weights on the test split, keep them; returns the facts with `test`."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(self.best[name])
+        facts = {**self.facts(), "test": evaluate(self.model, self._shelf("test"))}
+        final = self.folder / FINAL
+        final.mkdir(exist_ok=True)
+        save_tensors(self.best, final / "model.safetensors")
+        write_json(self.folder / PROGRESS, facts)
+        return facts
+
     def facts(self) -> dict[str, Any]:
-        """The run's result so far."""
+        """The run's result so far; `test` is None until it is over."""
         part, history = self.part, self.state.history
         return {
             "task": part.task,
@@ -153,6 +171,7 @@ class Trainer:
             "stopped": self.stopped(),
             "best": history[self.state.best] if history else None,
             "history": history,
+            "test": None,
         }
 
 
@@ -214,12 +233,7 @@ def train(
                 part.task, part.shape.model.name, part.lr, part.seed,
                 last["epoch"], last["validation"]["accuracy"], last["cpu_s"],
             )  # fmt: skip
-        if why is not None:
-            write_json(folder / PROGRESS, trainer.facts())
-            final = folder / identity.FINAL
-            final.mkdir(exist_ok=True)
-            save_tensors(trainer.best, final / "model.safetensors")
-        return trainer.facts()
+        return trainer.facts() if why is None else trainer.finish()
 
 
 def begun_with(part: RelationTrainSlice, data: dict[str, str]) -> dict[str, Any]:

@@ -1,0 +1,22 @@
+"""Stage synthetic_data: the examples of one relation-composition task."""
+
+from __future__ import annotations
+
+from iha.stages.common import Context, Made, run
+from iha.synthetic.folders import make_data
+from iha.synthetic.shapes import RelationDataSlice
+
+
+def body(part: RelationDataSlice, context: Context) -> Made:
+    """Three splits below the state directory; counts and majority baselines are facts."""
+    made = make_data(part, context.state, context.code)
+    return Made(files=made.files, facts=made.facts)
+
+
+def main() -> None:
+    """Entry point of the rule `synthetic_data`."""
+    run("synthetic_data", RelationDataSlice, body)
+
+
+if __name__ == "__main__":
+    main()
