@@ -128,9 +128,9 @@ def _type(annotation: Any) -> str:
         return _type(args[0])
     if origin is Literal:
         return " or ".join(f"`{a}`" for a in args)
-    inner = list(dict.fromkeys(_type(a) for a in args if a is not ...))
+    inner = [_type(a) for a in args if a is not ...]
     if inner:
-        return JOINED[origin].format(*inner) if origin in JOINED else " or ".join(inner)
+        return JOINED[origin].format(*inner) if origin in JOINED else " or ".join(dict.fromkeys(inner))
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
     return NAMES.get(annotation) or str(getattr(annotation, "__name__", annotation))
