@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-#: Exit code of a run that saved its state (stages/common.py).
+#: Exit code of a run that saved its state (iha.context).
 RESUMABLE = 75
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 #: Seconds for the other ranks to end after one failed.

@@ -8,51 +8,24 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from iha.config import Frozen
+from iha.context import RESUMABLE, Context, Made
 from iha.errors import ConfigError, UserError
-from iha.manifest import FileEntry, Manifest, file_entry, read_manifest, sha256_file, write_manifest
+from iha.manifest import Manifest, read_manifest, sha256_file, write_manifest
 from iha.process import die_with_parent
+
+__all__ = ["RESUMABLE", "Context", "Made", "parser", "run"]
 
 log = logging.getLogger("iha")
 S = TypeVar("S", bound=Frozen)
 
-#: Exit code of a stage that saved its state and wants to be started again (time limit, preemption).
-RESUMABLE = 75
 #: Errors of a disk that the user can mend: full, over quota, read-only, not allowed.
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
-
-
-@dataclass(frozen=True)
-class Context:
-    """Where a stage runs: paths and settings that must not change its result."""
-
-    output: Path
-    state: Path
-    inputs: dict[str, Manifest]
-    tracking_uri: str
-    experiment: str
-    threads: int
-    device: str
-    code: str = ""
-
-    def entry(self, path: Path) -> FileEntry:
-        """Describe a file that this stage wrote below the state directory."""
-        return file_entry(path, self.state)
-
-
-@dataclass
-class Made:
-    """What a stage made; becomes its manifest."""
-
-    files: dict[str, FileEntry] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-    run_id: str | None = None
 
 
 def parser(stage: str) -> argparse.ArgumentParser:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from iha.context import Context
 from iha.flops import PricedModel
 from iha.slices import Budget, TrainSlice
-from iha.stages.common import Context
 from iha.train import identity
 from iha.train.distributed import World
 
