@@ -36,6 +36,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(d, d)
 
     def forward(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        """Attention of every cell on all valid ones, output projection included."""
         batch, length, width = x.shape
         parts = self.qkv(x).view(batch, length, self.projections, self.heads, -1).permute(2, 0, 3, 1, 4)
         heads = self.attend(parts, valid)

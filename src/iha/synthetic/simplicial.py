@@ -44,6 +44,7 @@ class Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k1: Tensor, k2: Tensor, v1: Tensor, v2: Tensor, valid: Tensor | None) -> Tensor:
+        """Outputs (B, H, N, d) from projections of that shape; keeps the log-sum-exp (B, H, N) of each query."""
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:3])
         for rows in _chunks(q):
             scores = _scores(q[:, :, rows], k1, k2, valid)
@@ -59,6 +60,7 @@ class Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the five projections."""
         q, k1, k2, v1, v2, out, lse = ctx.saved_tensors
         (grad,) = grads
         scale = q.shape[-1] ** -0.5

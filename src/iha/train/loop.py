@@ -38,24 +38,33 @@ class Batch(Protocol):
     """One rank's part of a global batch: (b, N) ids, next ids (-100: no loss), document numbers or None."""
 
     @property
-    def tokens(self) -> Tensor: ...
+    def tokens(self) -> Tensor:
+        """Ids (b, N)."""
+
     @property
-    def targets(self) -> Tensor: ...
+    def targets(self) -> Tensor:
+        """The id after each token (b, N); -100 where there is no loss."""
+
     @property
-    def doc_ids(self) -> Tensor | None: ...
+    def doc_ids(self) -> Tensor | None:
+        """Number of each token's document (b, N), to which attention is confined; None: not confined."""
 
 
 class BatchSource(Protocol):
     """Batches as a pure function of the step."""
 
-    def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch: ...
-    def digest(self, step: int) -> str: ...
+    def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
+        """The part of the global batch of `step` that belongs to `rank` of `world`."""
+
+    def digest(self, step: int) -> str:
+        """Hex digest of the global batch of `step`, the same for any `world`."""
 
 
 class MetricSink(Protocol):
     """Where metrics go."""
 
-    def log(self, step: int, **metrics: float) -> None: ...
+    def log(self, step: int, **metrics: float) -> None:
+        """Record the values of one step."""
 
 
 @dataclass(frozen=True)
