@@ -22,7 +22,8 @@ CURVE_POINTS = 400
 STAGES = ("pretrain", "extend", "sft")
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib's pyplot, drawing to files only, in this report's style."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -44,7 +45,7 @@ def save(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
 
 def figure2(results: Results, numbers: Ruler, folder: Path) -> tuple[Path, Path]:
     """RULER: overall mean per variant with the paper's beside it; mean and multi-key retrieval per length."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
     _bars(axes[0], results, numbers)
     _lines(axes[1], results, numbers, numbers.by_length, "all tasks")
@@ -103,7 +104,7 @@ def _lines(axis: Any, results: Results, numbers: Ruler, means: Mapping[tuple[str
 
 def training_curves(results: Results, folder: Path) -> tuple[Path, Path]:
     """Training loss of every run, one panel per stage, from the local journals (resumed steps once)."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
     for axis, stage in zip(axes, STAGES, strict=True):
         for i, v in enumerate(results.part.variants):

@@ -29,6 +29,7 @@ class Paper:
     table2: PaperTable
     ruler_overall: dict[str, float | None]
     multikey_gain: dict[int, float]
+    relation_gain: dict[str, float]
     figure_notes: tuple[str, ...]
 
 
@@ -43,4 +44,11 @@ def paper() -> Paper:
         return PaperTable(values, tuple(part["notes"]))
 
     figure = data["figure2"]
-    return Paper(table("table1"), table("table2"), figure["overall"], figure["multikey_gain"], tuple(figure["notes"]))
+    return Paper(
+        table("table1"),
+        table("table2"),
+        figure["overall"],
+        figure["multikey_gain"],
+        data["appendix_d"]["gain_over_simplicial"],
+        tuple(figure["notes"]),
+    )
