@@ -9,6 +9,7 @@ include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evals.smk"
+include: "workflow/rules/synthetic.smk"
 include: "workflow/rules/report.smk"
 
 
@@ -21,7 +22,11 @@ localrules:
 rule all:
     default_target: True
     input:
-        f"{OUT}/report/report.json",
-        f"{OUT}/tracking.json",
-        # asked for by name, so that a deleted one is made again (SNK-07)
-        list(REPORT_INPUTS.values()),
+        # inputs are asked for by name, so that a deleted one is made again (SNK-07)
+        [
+            f"{OUT}/report/report.json",
+            f"{OUT}/tracking.json",
+            *REPORT_INPUTS.values(),
+        ]
+        if CFG.goal == "report"
+        else [f"{OUT}/synthetic/report/report.json", *RELATION_INPUTS.values()],

@@ -25,7 +25,8 @@ from iha.slices import (
 #: Stages that run one variant, and all stages.
 VARIANT_STAGES = (*SPLITS, "evaluate")
 STAGES = (
-    "tracking", "flops", "tokenizer", "tokenise", "items", "contamination", "ruler", *VARIANT_STAGES, "report",
+    "tracking", "flops", "tokenizer", "tokenise", "items", "contamination", "ruler", *VARIANT_STAGES,
+    "synthetic_data", "synthetic_train", "synthetic_report", "report",
 )  # fmt: skip
 
 
@@ -137,6 +138,7 @@ def report_slice(config: Config) -> ReportSlice:
         seeds=config.seeds,
         reference=config.reference,
         match=config.match,
+        synthetic=config.synthetic,
     )
 
 

@@ -19,6 +19,7 @@ from iha.config import (
     Source,
     SplitConfig,
     Suite,
+    SyntheticConfig,
     TokenizerConfig,
     Variant,
 )
@@ -128,3 +129,4 @@ class ReportSlice(Frozen):
     seeds: tuple[int, ...]
     reference: str
     match: Literal["tokens", "flops"]
+    synthetic: SyntheticConfig | None = None

@@ -24,6 +24,7 @@ REPORT_INPUTS = {
         for seed in SEEDS
         for suite in CFG.evals.suites
     },
+    **RELATION_INPUTS,
 }
 
 
