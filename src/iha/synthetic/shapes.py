@@ -127,3 +127,8 @@ def runs(config: SyntheticConfig) -> list[tuple[str, str, float, int]]:
         for t in config.tasks
         for m in config.models
     ]
+
+
+def report_slice(scale: Literal["paper", "ladder", "smoke"], config: SyntheticConfig) -> RelationReportSlice:
+    """Slice of Figures 3 to 5."""
+    return RelationReportSlice(scale=scale, synthetic=config)

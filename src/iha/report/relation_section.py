@@ -1,0 +1,78 @@
+"""Relation composition: its files, and its section of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from iha.configsynthetic import SyntheticConfig
+from iha.manifest import Manifest, atomic_path
+from iha.report import relation_figures as figures
+from iha.report import relations
+from iha.report.format import SCALE_LABELS
+from iha.report.page import image, tables
+from iha.report.records import Grid as Table
+from iha.report.render import csv_text, markdown
+from iha.report.section import Findings, Section
+from iha.synthetic.results import Grid, outcome
+
+RUN, DATA = "synthetic_run:", "synthetic_data:"
+
+
+def grid_of(config: SyntheticConfig, inputs: Mapping[str, Manifest]) -> Grid:
+    """The outcomes among the inputs, named `synthetic_run:...` and `synthetic_data:TASK`."""
+    found = (outcome(m.facts) for name, m in inputs.items() if name.startswith(RUN))
+    majority = {
+        name.removeprefix(DATA): m.facts["splits"]["test"]["majority"]
+        for name, m in inputs.items()
+        if name.startswith(DATA)
+    }
+    return Grid(config, tuple(o for o in found if o is not None), majority)
+
+
+def relation_tables(grid: Grid, scale: str) -> list[Table]:
+    """Claims, differences, and one table per task."""
+    rows = [relations.task_table(grid, task.name, scale) for task in grid.config.tasks]
+    return [relations.verdict_table(grid, scale), relations.comparison_table(grid, scale), *rows]
+
+
+def write_relations(grid: Grid, scale: str, folder: Path) -> list[Path]:
+    """Write tables as Markdown and CSV, Figure 3, and the curves of each task from Figure 4 on; returns the paths."""
+    texts = {
+        "relations.md": markdown(relation_tables(grid, scale)),
+        "relations_runs.csv": csv_text(relations.HEADER, relations.run_lines(grid)),
+        "relations_curves.csv": csv_text(relations.CURVE, relations.curve_lines(grid)),
+    }
+    for name, text in texts.items():
+        with atomic_path(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    paths = [folder / name for name in texts]
+    paths += figures.figure3(grid, scale, folder)
+    for number, task in enumerate(grid.config.tasks, 4):
+        paths += figures.curves(grid, task.name, scale, folder, f"figure{number}")
+    return paths
+
+
+def relations_section(found: Findings) -> Section | None:
+    """Figures 3 to 5 with their tables; None if the experiment has no such part."""
+    part = found.results.part
+    if part.synthetic is None or not any(name.startswith(DATA) for name in found.results.inputs):
+        return None
+    grid = grid_of(part.synthetic, found.results.inputs)
+    paths = found.keep(tuple(write_relations(grid, part.scale, found.folder)))
+    label = SCALE_LABELS[part.scale]
+    pictures = [
+        image(
+            path,
+            f"{label}Relation composition, {path.stem.replace('figure', 'Figure ')}.",
+            "The tables hold the numbers.",
+        )
+        for path in paths
+        if path.suffix == ".png"
+    ]
+    body = "".join(pictures) + tables(*relation_tables(grid, part.scale))
+    facts = {
+        "verdicts": {v.task: v.verdict for v in relations.verdicts(grid)},
+        "runs": [dict(zip(relations.HEADER, line, strict=True)) for line in relations.run_lines(grid)],
+    }
+    return Section("relations", "Relation composition", body, facts=facts)
