@@ -6,6 +6,7 @@ from iha.report import figures
 from iha.report.export import cells_csv
 from iha.report.ledger import flops_grid
 from iha.report.page import image, tables
+from iha.report.relation_section import relations_section
 from iha.report.ruler import ruler_grid
 from iha.report.section import Build, Findings, Section
 from iha.report.story import provenance_section
@@ -57,6 +58,7 @@ SECTIONS: tuple[Build, ...] = (
     table1,
     table2,
     figure2,
+    relations_section,
     flops,
     training,
     provenance_section,
