@@ -35,7 +35,7 @@ def snakemake(
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **env},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
     )
     if check and done.returncode:
         logs = "\n".join(f"--- {p.name}\n{p.read_text()[-1500:]}" for p in folder.glob("results/*/logs/*.log"))

@@ -29,7 +29,7 @@ def toy(tmp_path_factory):
 
 def _run(folder, *args):
     return subprocess.run(
-        [BIN / "snakemake", "--cores", "1", *args], cwd=folder, check=True, capture_output=True, text=True, timeout=120
+        [BIN / "snakemake", "--cores", "1", *args], cwd=folder, check=True, capture_output=True, text=True, timeout=580
     )
 
 
