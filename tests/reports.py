@@ -7,9 +7,13 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from iha.manifest import FileEntry, Manifest
+from iha.manifest import FileEntry, Manifest, sha256_file, write_manifest
 from iha.report.collect import Results
-from iha.slices import ReportSlice
+from iha.report.experiment import manifest_path
+from iha.report.export import cells_facts
+from iha.report.ruler import ruler
+from iha.report.tables import paper_tables
+from iha.slices import MODEL_STAGES, ReportSlice
 from iha.tracking.journal import Journal
 
 VARIANTS = ("global", "global_local", "talking_heads", "diff", "iha")
@@ -84,6 +88,28 @@ class World:
             "data_digests": digests or {"2": "aa", "4": "bb"}, "model": f"runs/{variant}/seed{seed}/{stage}/final",
         }  # fmt: skip
         self.inputs[f"train:{variant}:{seed}:{stage}"] = manifest(stage, facts)
+
+    def lay_out(self, results: Path) -> None:
+        """Write every manifest where a finished run has it, each with the hashes of its parents, and a report's."""
+        paths = {name: results / manifest_path(name) for name in self.inputs}
+        order = {"train": 2, "eval": 4}
+        for name in sorted(self.inputs, key=lambda n: order.get(n.split(":")[0], 0) + (n.split(":")[-1] != "pretrain")):
+            kind, *rest = name.split(":")
+            parents = {}
+            if kind == "train":
+                parents = {"store": f"data:{rest[2]}", "tokenizer": "tokenizer"}
+                parents |= {} if rest[2] == "pretrain" else {"parent": f"train:{rest[0]}:{rest[1]}:pretrain"}
+            elif kind == "eval":
+                stage = MODEL_STAGES[rest[3]]
+                parents = {"model": f"train:{rest[0]}:{rest[1]}:{stage}", "tokenizer": "tokenizer", "items": "items"}
+            hashes = {role: sha256_file(paths[n]) for role, n in parents.items() if n in paths}
+            write_manifest(paths[name], self.inputs[name].model_copy(update={"parents": hashes}))
+        hashes = {name: sha256_file(path) for name, path in paths.items()}
+        facts = cells_facts(self.results, paper_tables(self.results), ruler(self.results))
+        made = Manifest(
+            stage="report", slice=self.part.model_dump(mode="json"), code="c0de", facts=facts, parents=hashes
+        )
+        write_manifest(results / "report" / "report.json", made)
 
     def ledger(self, mismatch=None):
         """Add the FLOP ledger."""

@@ -2,9 +2,10 @@
 
 import json
 import shutil
+import subprocess
 
 import pytest
-from dag import ROOT, checkout, edit_config, planned, snakemake
+from dag import BIN, ROOT, checkout, edit_config, planned, snakemake
 
 from iha.manifest import read_manifest, sha256_file
 
@@ -26,6 +27,15 @@ def test_the_dag_ends_in_tables_and_a_page(finished):
     for name in ("report.json", "table1.md", "table2.md", "figure2.png", "flops.md", "report.html"):
         assert (report / name).stat().st_size > 100, name
     assert "smoke" in (report / "table1.md").read_text().lower()
+
+
+def test_a_cell_can_be_traced(finished):
+    command = [BIN / "iha", "trace", "table2:iha:avg_rank", "--config", "micro.yaml"]
+    done = subprocess.run(command, cwd=finished, capture_output=True, text=True, check=True)
+    for what in ("evaluation", "samples", "training", "checkpoint", "text", "items", "tokenizer"):
+        assert f"  {what} " in done.stdout
+    assert "CHANGED" not in done.stdout
+    assert "MISSING" not in done.stdout
 
 
 def test_every_manifest_names_its_parents_by_content(finished):

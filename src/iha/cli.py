@@ -16,7 +16,10 @@ from iha.configcheck import config_schema, load_config
 from iha.dag import ledger_slice
 from iha.errors import UserError
 from iha.flops import ledger
+from iha.hub.command import add_export
 from iha.plan.text import aligned
+from iha.report.commands import add_diff, add_trace
+from iha.theory.command import add_theory
 
 EXAMPLES = """\
 examples:
@@ -26,6 +29,10 @@ examples:
   iha flops --json                            the same for the paper's own configuration, as JSON
   iha plan --config configs/paper.yaml        GPU-hours, wall time, memory, disk, energy and money; after a run, actual
   iha doctor --slurm                          will this cluster run it? a preflight, here and as a job
+  iha export state/smoke/runs/iha/seed1/sft/final exported/iha    a folder for transformers, its code included
+  iha trace table1:iha:gsm8k_maj16            from a cell to its run, manifests, data, config and commit
+  iha diff iha/seed1/sft global/seed1/sft     two runs side by side
+  iha theory                                  the paper's theorems, tried on the layers that are trained here
 """
 
 
@@ -49,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--version", action="version", version=f"iha {__version__}")
     commands = p.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_config, _add_flops, _add_plan, _add_doctor):
+    for add in (_add_config, _add_flops, _add_plan, _add_doctor, add_export, add_trace, add_diff, add_theory):
         add(commands)
     return p
 

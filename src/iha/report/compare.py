@@ -1,0 +1,138 @@
+"""Two runs side by side: `iha diff iha/seed1/sft global/seed1/sft`. Configuration, code, data, metrics."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from iha.errors import UserError
+from iha.manifest import Manifest, read_manifest
+from iha.plan.text import aligned
+from iha.report.experiment import Experiment
+from iha.tracking.journal import read_metrics
+
+EXAMPLE = "iha/seed1/pretrain global/seed1/pretrain"
+SECTIONS = ("config", "code", "data", "metrics")
+#: Facts that name data; other texts among the facts are places.
+DIGESTS = ("corpus_sha256", "sha256")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its manifest, and the flat entries of each section."""
+
+    name: str
+    path: Path
+    manifest: Manifest
+    entries: dict[str, dict[str, Any]]
+
+
+def open_run(experiment: Experiment, name: str) -> Run:
+    """A run by name (VARIANT/seedN/STAGE, or VARIANT/seedN/SUITE.MODEL) or by the path of its manifest.
+
+    Raises:
+        UserError: no such run; names those there are.
+    """
+    results = experiment.results
+    places = [Path(name), *(results / folder / f"{name}.json" for folder in ("runs", "evals"))]
+    path = next((p for p in places if p.is_file()), None)
+    if path is None:
+        there = [str(p.relative_to(results / f).with_suffix("")) for f in ("runs", "evals") for p in _all(results / f)]
+        listed = ", ".join(there) or f"none yet below {results}; run snakemake, or name another with --config"
+        raise UserError(f"run: {name!r}; allowed: a manifest's path, or one of: {listed}.")
+    manifest = read_manifest(path)
+    return Run(name, path, manifest, _entries(experiment, manifest))
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/seed*/*.json"))
+
+
+def _entries(experiment: Experiment, manifest: Manifest) -> dict[str, dict[str, Any]]:
+    facts = manifest.facts
+    data = {f"input {name}": digest for name, digest in manifest.parents.items()}
+    data |= {key: facts[key] for key in DIGESTS if key in facts}
+    code = {"stage": manifest.stage, "fingerprint": manifest.code, "commit": experiment.commit(manifest)}
+    metrics = {key: value for key, value in facts.items() if isinstance(value, int | float)}
+    for row in facts.get("rows", ()):
+        where = f"{row['task']}{'@' + str(row['length']) if row.get('length') else ''}"
+        metrics[f"{where} {row['metric']}"] = row["value"]
+    metrics |= _journal(experiment, manifest)
+    return {"config": _flat(manifest.slice), "code": code, "data": data, "metrics": metrics}
+
+
+def _journal(experiment: Experiment, manifest: Manifest) -> dict[str, float]:
+    """What only the journal of a training run knows: time and speed."""
+    if "model" not in manifest.facts:
+        return {}
+    found = read_metrics(experiment.state / Path(manifest.facts["model"]).parent / "metrics.jsonl")
+    seconds = [x for _, x in found.get("step_seconds", [])]
+    speeds = sorted(x for _, x in found.get("tokens_per_second", []))
+    if not seconds or not speeds:
+        return {}
+    return {"seconds in steps": sum(seconds), "tokens per second, median": speeds[len(speeds) // 2]}
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as dotted keys."""
+    if not isinstance(tree, Mapping) or not tree:
+        return {prefix: tree} if prefix else {}
+    return {k: v for key, value in tree.items() for k, v in _flat(value, f"{prefix}.{key}" if prefix else key).items()}
+
+
+def diff(a: Run, b: Run, everything: bool = False) -> dict[str, Any]:
+    """Section -> key -> the two values; only what differs, unless `everything`."""
+    found: dict[str, Any] = {"a": str(a.path), "b": str(b.path)}
+    for section in SECTIONS:
+        one, two = a.entries[section], b.entries[section]
+        keys = dict.fromkeys([*one, *two])
+        found[section] = {
+            key: [one.get(key), two.get(key)] for key in keys if everything or one.get(key) != two.get(key)
+        }
+    found["data"] |= _stream(a.manifest.facts, b.manifest.facts, everything)
+    found["files"] = changed_files(a.entries["code"]["commit"], b.entries["code"]["commit"])
+    return found
+
+
+def _stream(a: dict[str, Any], b: dict[str, Any], everything: bool) -> dict[str, list[Any]]:
+    """The training data up to the last step at which both runs noted its digest."""
+    one, two = a.get("data_digests", {}), b.get("data_digests", {})
+    last = max(one.keys() & two.keys(), key=int, default=None)
+    if last is None or (one[last] == two[last] and not everything):
+        return {}
+    return {f"stream up to step {last}": [one[last], two[last]]}
+
+
+def changed_files(a: str | None, b: str | None) -> list[str]:
+    """Files below src/ that differ between two commits; empty where git cannot tell."""
+    if not a or not b or a == b:
+        return []
+    command = ["git", "diff", "--name-only", a.rstrip("+"), b.rstrip("+"), "--", "src"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+    except OSError:
+        return []
+    return done.stdout.split() if done.returncode == 0 else []
+
+
+def diff_text(found: dict[str, Any]) -> str:
+    """For a terminal: a block for each section."""
+    lines = [f"A  {found['a']}", f"B  {found['b']}"]
+    for section in SECTIONS:
+        rows = [(key, _short(one), _short(two)) for key, (one, two) in found[section].items()]
+        lines += ["", aligned([(section, "A", "B"), *rows]) if rows else f"{section}: equal"]
+    if found["files"]:
+        lines += ["", f"files below src/ that differ: {', '.join(found['files'])}"]
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return text[:12] if len(text) == 64 and " " not in text else text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,111 @@
+"""A finished experiment on disk: where the manifests of its runs lie, and what the journals beside them tell."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from iha.configcheck import load_config
+from iha.errors import UserError
+from iha.manifest import Manifest, read_manifest, sha256_file
+from iha.tracking.journal import read_events
+
+#: What `snakemake` itself runs when no config is named.
+DEFAULT_CONFIG = Path("configs/smoke.yaml")
+
+
+def manifest_path(name: str) -> str:
+    """Where the report's input `name` lies below results/{experiment}.
+
+    Names: flops, items, tokenizer, data:SPLIT, contamination:SPLIT, ruler:LENGTH, train:VARIANT:SEED:STAGE,
+    eval:VARIANT:SEED:SUITE:MODEL.
+
+    Raises:
+        KeyError: no such kind of input.
+    """
+    kind, *rest = name.split(":")
+    patterns = {
+        "flops": "flops.json",
+        "items": "data/items.json",
+        "tokenizer": "data/tokenizer.json",
+        "data": "data/{}.json",
+        "contamination": "contamination/{}.json",
+        "ruler": "ruler/{}.json",
+        "train": "runs/{}/seed{}/{}.json",
+        "eval": "evals/{}/seed{}/{}.{}.json",
+    }
+    return patterns[kind].format(*rest)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`results`: results/{experiment}; `state`: state/{experiment}."""
+
+    results: Path
+    state: Path
+
+    @classmethod
+    def of(cls, config: Path | None) -> Experiment:
+        """The experiment of a config file, by default the one that `snakemake` runs.
+
+        Raises:
+            UserError: the file is missing or wrong.
+        """
+        settings = load_config(config or DEFAULT_CONFIG)
+        runtime = settings.runtime
+        return cls(Path(runtime.results_dir) / settings.experiment, Path(runtime.state_dir) / settings.experiment)
+
+    def manifest(self, name: str) -> tuple[Path, Manifest]:
+        """Path and content of the report's input `name`."""
+        path = self.results / manifest_path(name)
+        return path, read_manifest(path)
+
+    def report(self) -> tuple[Path, Manifest]:
+        """The report's own manifest.
+
+        Raises:
+            UserError: this experiment has no finished report.
+        """
+        path = self.results / "report" / "report.json"
+        if not path.exists():
+            raise UserError(f"{path}: this experiment has no report yet; run snakemake, or name another with --config.")
+        return path, read_manifest(path, "report")
+
+    def start(self, manifest: Manifest) -> dict[str, Any]:
+        """The `start` line of the run behind a training or evaluation manifest, empty if its journal is gone."""
+        place = manifest.facts.get("model") or next((f.path for f in manifest.files.values()), None)
+        journal = self.state / Path(place).parent / "metrics.jsonl" if place else None
+        found: dict[str, Any] = {}
+        if journal is not None and journal.exists():
+            for _, event in read_events(journal):
+                if event["event"] == "start":
+                    found = event["run"]
+        return found
+
+    def commit(self, manifest: Manifest) -> str | None:
+        """Commit the run was started from, `+` if there were uncommitted changes; None if nobody noted it."""
+        tags = self.start(manifest).get("tags", {})
+        commit = tags.get("git.commit")
+        return None if commit is None else f"{commit}{'+' if tags.get('git.dirty') == 'true' else ''}"
+
+    def digest(self, name: str) -> str | None:
+        """SHA-256 of a manifest as it lies there now, None if it does not."""
+        path = self.results / manifest_path(name)
+        return sha256_file(path) if path.exists() else None
+
+
+def choose(what: str, given: str, allowed: Iterable[str], example: str = "") -> str:
+    """`given` if it is allowed.
+
+    Raises:
+        UserError: names what is allowed and the nearest of it.
+    """
+    names = list(allowed)
+    if given in names:
+        return given
+    near = difflib.get_close_matches(given, names, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise UserError(f"{what}: {given!r}{hint}; allowed: {', '.join(names)}.{f' Example: {example}' if example else ''}")
