@@ -17,6 +17,7 @@ from iha.evals.tasks import BENCHMARKS, load_tasks, offline
 offline()
 _FOLDER = tempfile.TemporaryDirectory(prefix="iha-evals-")
 os.environ["HF_DATASETS_CACHE"] = f"{_FOLDER.name}/cache"
+os.environ["HF_MODULES_CACHE"] = f"{_FOLDER.name}/modules"
 
 import torch  # noqa: E402  # the environment above must stand before these are imported
 from datalab import SIZE, tokenizer  # noqa: E402

@@ -213,7 +213,7 @@ def test_generation_arguments_as_lm_eval_means_them():
 
 def test_it_can_be_built_from_folders(tmp_path):
     save_model(net("diff"), tmp_path, {})
-    arguments = {"model": tmp_path, "tokenizer": tokenizer().folder, "max_length": 256}
+    arguments = {"path": tmp_path, "tokenizer": tokenizer().folder, "max_length": 256}
     lm = get_model("iha").create_from_arg_obj(arguments, {"batch_size": 2, "device": None})
     assert lm.batch_size == 2 and lm.model.vocab_size == SIZE
     assert lm.generate_until([ask("the cat")]) == adapter(net("diff")).generate_until([ask("the cat")])

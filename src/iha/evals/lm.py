@@ -23,6 +23,7 @@ from iha.evals.companion import GoldScore, gold_scores
 from iha.evals.generate import Answer, Generator, Job
 from iha.evals.journal import Journal
 from iha.evals.sampling import Draw, Sampling, prompt_digest
+from iha.hub.folders import CONTEXTS, tokenizer_of
 
 if TYPE_CHECKING:
     from iha.data.tokenizer import Tokenizer
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("iha")
 #: New tokens where a stock task names no limit: lm-eval's own default for local models.
 DEFAULT_MAX_GEN = 256
+BATCH_SIZE = 16
+MODEL_ARGS = ("path", "tokenizer", "max_length", "batch_size", "seed", "backend")
 
 
 @register_model("iha")
@@ -53,7 +56,7 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         tokenizer: Tokenizer,
         *,
         max_length: int,
-        batch_size: int = 16,
+        batch_size: int = BATCH_SIZE,
         seed: int = 0,
         journal: Journal | None = None,
     ) -> None:
@@ -70,24 +73,36 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
-        """Build from plain arguments, as ``simple_evaluate(model="iha", model_args=...)`` does.
+        """Build from plain arguments: ``lm_eval --model iha --model_args path=FOLDER``.
 
         Args:
-            arg_dict: `model` and `tokenizer` (folders), `max_length`, optionally `batch_size`, `seed`, `backend`.
-            additional_config: `device` and `batch_size` of lm-eval's own arguments.
+            arg_dict: `path` (folder of a trained or exported model); optionally `tokenizer` (folder; otherwise found in
+                or above `path`), `max_length` (otherwise 8 pretraining lengths), `batch_size`, `seed`, `backend`.
+            additional_config: `device` and `batch_size` of lm-eval's own arguments; "auto" is 16.
+
+        Raises:
+            ConfigError: an argument is unknown, or `path` is missing.
         """
+        import torch
+
         from iha.data.tokenizer import Tokenizer
         from iha.modelfile import load_model
 
+        unknown = sorted(set(arg_dict) - set(MODEL_ARGS))
+        if unknown or "path" not in arg_dict:
+            wrong = f"{', '.join(unknown)}: unknown" if unknown else "path: missing"
+            raise ConfigError(f"--model_args: {wrong}; allowed: {', '.join(MODEL_ARGS)}.")
         extra = {k: v for k, v in (additional_config or {}).items() if v is not None}
-        model = load_model(
-            Path(arg_dict["model"]), device=extra.get("device", "cpu"), backend=arg_dict.get("backend", "auto")
-        )
+        device = extra.get("device", "cuda")  # lm-eval itself says "cuda:0" where no device is named
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            device = "cpu"
+        model = load_model(Path(arg_dict["path"]), device=device, backend=arg_dict.get("backend", "auto"))
+        size = str(arg_dict.get("batch_size", extra.get("batch_size", "auto")))
         return cls(
             model,
-            Tokenizer.load(Path(arg_dict["tokenizer"])),
-            max_length=int(arg_dict["max_length"]),
-            batch_size=int(extra.get("batch_size", arg_dict.get("batch_size", 16))),
+            Tokenizer.load(Path(arg_dict.get("tokenizer") or tokenizer_of(Path(arg_dict["path"])))),
+            max_length=int(arg_dict.get("max_length") or CONTEXTS * model.pretrain_len),
+            batch_size=BATCH_SIZE if size.startswith("auto") else int(size),
             seed=int(arg_dict.get("seed", 0)),
         )
 

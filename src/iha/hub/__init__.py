@@ -1,0 +1,1 @@
+"""Models for people without this project: a folder that transformers loads, its code included."""
