@@ -1,7 +1,8 @@
 """Import every journal below a folder into MLflow: `python -m iha.tracking.sync state/smoke`.
 
 Repeatable and cheap when nothing is new (MLflow is imported only if something is). A journal that a live stage is
-carrying itself is left to it; a run whose process died without a word becomes KILLED.
+carrying itself is left to it; a run whose process died without a word becomes KILLED. At the end every variant and seed
+gets its summary (`iha.tracking.summary`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from iha.errors import UserError
+from iha.manifest import write_json
 from iha.tracking.journal import being_written, read_events, read_run
 from iha.tracking.replay import Replay
 from iha.tracking.store import CONTAINER, check_uri, client_for, prepare_store
+from iha.tracking.summary import summarise
 
 log = logging.getLogger("iha.tracking")
+#: Beside the journals: what the summaries in the store were made from.
+STAMP = ".summaries.json"
 
 
 def pending(state: Path, uri: str) -> list[Path]:
@@ -28,11 +33,17 @@ def pending(state: Path, uri: str) -> list[Path]:
 
 
 def _imported(jsonl: Path, uri: str) -> bool:
-    try:
-        seen = json.loads(jsonl.with_suffix(".mlflow.json").read_text())
-    except (OSError, ValueError):
-        return False
+    seen = _read(jsonl.with_suffix(".mlflow.json"))
     return bool(seen.get("uri") == uri and seen.get("offset") == jsonl.stat().st_size)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object, empty if there is none that can be read."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
 
 
 def sync(state: Path, uri: str) -> int:
@@ -43,14 +54,26 @@ def sync(state: Path, uri: str) -> int:
     """
     check_uri(uri)
     waiting = pending(state, uri)
-    experiments = {info.experiment for path in waiting if (info := read_run(path))}
+    stamp, known = state / STAMP, _sizes(state, uri)
+    if not waiting and (not known["sizes"] or _read(stamp) == known):
+        return 0
+    experiments = {info.experiment for name in known["sizes"] if (info := read_run(state / name))}
     for experiment in sorted(experiments):
         prepare_store(uri, experiment)
     for path in waiting:
         _carry(path, uri)
+    client = client_for(uri)
     for experiment in sorted(experiments):
-        close_containers(client_for(uri), experiment)
+        summarise(client, experiment, [state / name for name in known["sizes"]])
+        close_containers(client, experiment)
+    write_json(stamp, known)
     return len(waiting)
+
+
+def _sizes(state: Path, uri: str) -> dict[str, Any]:
+    """What the summaries are made from: the store and the size of every current journal."""
+    journals = [path for path in sorted(state.rglob("metrics.jsonl")) if read_run(path) is not None]
+    return {"uri": uri, "sizes": {path.relative_to(state).as_posix(): path.stat().st_size for path in journals}}
 
 
 def _carry(path: Path, uri: str) -> None:
