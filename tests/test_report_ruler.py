@@ -51,7 +51,15 @@ def test_the_gain_of_multikey_is_relative_to_the_reference(tmp_path):
     at = grid.header.index("multi-key 4096")
     assert line[at].lines == ("gain +100%",)
     assert line[at + 1].lines == (), "no ratio to zero"
+    assert any(note.startswith("Gain: multi-key mean relative to Global") for note in grid.footnotes)
     assert line[1].lines == ("Δ +37.5", "paper 44.0")
+
+
+def test_without_a_gain_no_note_explains_one(tmp_path):
+    world = long_world(tmp_path, {"global": {4096: 0.0}, "iha": {4096: 0.0}}, (4096,))
+    grid = ruler_grid(world.results, ruler(world.results))
+    assert not any(note.startswith("Gain") for note in grid.footnotes)
+    assert any("Paper: multi-key accuracy of IHA relative to Global: +27% at 4096" in n for n in grid.footnotes)
 
 
 def test_seeds_have_a_spread(tmp_path):

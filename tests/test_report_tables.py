@@ -32,9 +32,9 @@ def footnotes(world: World, text) -> str:
 def test_a_cell_shows_ours_the_difference_and_the_papers(tmp_path):
     world = whole(tmp_path)
     text = cell(world, "IHA", "GSM8K P@1")
-    assert (text.main, text.lines) == ("100.0", ("Δ +100.0", "paper 34.3"))
+    assert (text.main, text.lines) == ("100.0", ("[100.0, 100.0]", "Δ +100.0", "paper 34.3"))
     assert cell(world, "Global", "GSM8K P@1").main == "0.0", "a zero is a zero"
-    assert cell(world, "Global", "GSM8K P@1").lines == ("paper 29.5",)
+    assert cell(world, "Global", "GSM8K P@1").lines == ("[0.0, 0.0]", "paper 29.5")
     assert cell(world, "items", "GSM8K P@1").main == "4 synthetic"
     assert cell(world, "items", "HumanEval P@1", 1).main == "4 real"
     assert cell(world, "IHA", "avg rank").main == "1.0"
@@ -121,8 +121,10 @@ def test_footnotes_on_compute_and_skipped_steps(tmp_path):
     world.ledger({"iha": 0.0421, "diff": 0.0004})
     world.train("iha", 1, "sft", skipped=3)
     world.train("diff", 1, "extend", skipped=9)
-    assert "IHA: pretraining costs +4.2% FLOPs against Global" in footnotes(world, cell(world, "IHA", "variant"))
-    assert "skipped as non-finite or spiking: seed 1 sft 3 of 4" in footnotes(world, cell(world, "IHA", "variant"))
+    assert "Pretraining FLOPs against Global (see the FLOP ledger): IHA +4.2%." in footnotes(
+        world, cell(world, "IHA", "variant")
+    )
+    assert "skipped as non-finite or spiking: IHA seed 1 sft 3 of 4." in footnotes(world, cell(world, "IHA", "variant"))
     assert not cell(world, "Diff", "variant").marks, "extension is not behind table 1"
     assert "equal steps per variant" in grid(world).caption
 
@@ -133,12 +135,12 @@ def test_footnotes_on_truncation_and_long_prompts(tmp_path):
         rows = [row("gsm8k", "p1", 0.5), row("gsm8k", "truncated", share), row("gsm8k", "gold_nll", 1.0)]
         world.evaluate(variant, 1, "reasoning", "sft", [*rows, row("gsm8k", "over_context", share)])
     notes = footnotes(world, cell(world, "IHA", "GSM8K P@1"))
-    assert "answers stop at the generation limit and are graded as they stand: IHA 6%" in notes
-    assert "prompts are longer than the context the model was trained at: Global 4%, IHA 6%" in notes
+    assert "Answers that stop at the generation limit, graded as they stand: GSM8K (IHA 6%)." in notes
+    assert "Prompts longer than the context the model was trained at: GSM8K 4-6%." in notes
     assert "generation limit" not in footnotes(world, cell(world, "Global", "GSM8K P@1"))
     companion = " ".join(paper_tables(world.results)[0].grids[1].footnotes)
     assert "generation limit" not in companion
-    assert "longer than the context" in companion
+    assert "Prompts longer than the context" in companion
 
 
 def test_contamination_is_printed_or_said_to_be_unknown(tmp_path):
@@ -147,7 +149,8 @@ def test_contamination_is_printed_or_said_to_be_unknown(tmp_path):
     hits = [{"item": "gsm8k/1"}, {"item": "gsm8k/1"}, {"item": "mbpp/2"}]
     facts = {"checked": 30, "too_short": 2, "hits": hits, "n_words": 13}
     world.inputs["contamination:pretrain"] = manifest("contamination", facts)
-    assert any("pretrain: 2 of 30 items share 13 words" in note for note in grid(world).footnotes)
+    said = "of 30 items, these share 13 words in a row with the training text: pretrain 2; 2 are too short"
+    assert any(said in note for note in grid(world).footnotes)
 
 
 def test_majority_heading_names_our_k_and_the_papers(tmp_path):
@@ -168,7 +171,36 @@ def test_a_metric_measured_twice_is_said_to_be(tmp_path):
 
 def test_an_own_variant_has_no_published_value(tmp_path):
     world = whole(tmp_path, variants=("global", "iha_p4"))
-    assert cell(world, "iha_p4", "GSM8K P@1").lines == ("Δ +25.0",)
+    assert cell(world, "iha_p4", "GSM8K P@1").lines == ("[0.0, 75.0]", "Δ +25.0")
+
+
+def test_one_sentence_serves_every_benchmark_that_is_truncated(tmp_path):
+    world = whole(tmp_path)
+    for v in world.variants:
+        rows = [row(b, m, 0.5) for b in ("gsm8k", "math500") for m in ("p1", "maj16")]
+        world.evaluate(
+            v, 1, "reasoning", "sft", [*rows, row("gsm8k", "truncated", 0.9), row("math500", "truncated", 0.8)]
+        )
+    texts = [note for note in grid(world).footnotes if "generation limit" in note]
+    assert texts == ["Answers that stop at the generation limit, graded as they stand: GSM8K 90%; MATH-500 80%."]
+
+
+def test_the_interval_is_over_items_and_is_absent_without_them(tmp_path):
+    world = whole(tmp_path, variants=("global", "iha"))
+    scores = {("gsm8k", "p1"): [0.0, 1.0] * 20}
+    world.evaluate("iha", 1, "reasoning", "sft", [row("gsm8k", "p1", 0.5, n=40)], scores)
+    low, high = (float(x) for x in cell(world, "IHA", "GSM8K P@1").lines[0].strip("[]").split(", "))
+    assert 30 < low < 40 < 60 < high < 70, "about 50 +- 1.96 x 50 / sqrt(40)"
+    world.evaluate("iha", 1, "reasoning", "sft", [row("gsm8k", "p1", 0.5, n=40)])
+    assert cell(world, "IHA", "GSM8K P@1").lines == ("Δ +50.0", "paper 34.3")
+
+
+def test_the_caption_of_table_2_says_nothing_of_fine_tuning(tmp_path):
+    world = whole(tmp_path)
+    world.inputs["data:sft"] = manifest("tokenise", {}, {"data": {"sources": [{"kind": "templates"}]}})
+    assert "Fine-tuning conversations are generated" in grid(world).caption
+    assert "Fine-tuning" not in grid(world, 1).caption
+    assert "HumanEval" not in grid(world).caption
 
 
 def test_csv_holds_every_cell_unrounded(tmp_path):

@@ -10,17 +10,20 @@ from iha.report.columns import Column
 from iha.report.format import BENCHMARKS, display
 from iha.report.paper import PaperTable
 from iha.report.records import Cell, ItemScores, Metric, Score
-from iha.report.stats import LEVEL, holm, paired_p
+from iha.report.stats import LEVEL, holm, interval, paired_p
 
 #: Share above which a rate becomes a footnote, and the footnote.
 RATES = {
-    "truncated": (0.05, "answers stop at the generation limit and are graded as they stand"),
-    "over_context": (0.0, "prompts are longer than the context the model was trained at"),
-    "no_room": (0.0, "answers were not generated: prompt and answer do not fit the model's context"),
+    "truncated": (0.05, "Answers that stop at the generation limit, graded as they stand"),
+    "over_context": (0.0, "Prompts longer than the context the model was trained at"),
+    "no_room": (0.0, "Answers not generated, since prompt and answer do not fit the model's context"),
 }
+#: (benchmark, variant) -> footnotes on its answers and prompts.
+RateNotes = dict[tuple[str, str], tuple[str, ...]]
 
 #: Rates that say nothing about the gold answer's probability.
 OF_ANSWERS = ("truncated", "no_room")
+COMPANIONS = ("gold_nll", "gold_acc")
 
 
 @dataclass(frozen=True)
@@ -34,22 +37,35 @@ class Block:
 def build(results: Results, columns: tuple[Column, ...], paper: PaperTable | None = None) -> Block:
     """Compute every cell of a table."""
     tests = len(columns) * (len(results.part.variants) - 1)
-    by_column = [_column(results, column, paper, tests) for column in columns]
+    rates = rate_notes(results, columns)
+    by_column = [_column(results, column, paper, tests, rates) for column in columns]
     cells = {v: tuple(cells[v] for cells in by_column) for v in results.part.variants}
     return Block(columns, _starred(cells, results.part.reference))
 
 
-def _column(results: Results, column: Column, paper: PaperTable | None, tests: int) -> dict[str, Cell]:
+def _column(
+    results: Results, column: Column, paper: PaperTable | None, tests: int, rates: RateNotes
+) -> dict[str, Cell]:
     reference = results.part.reference
     cells = {v: cell(results, column.key, v, column.factor) for v in results.part.variants}
     items = {v: _items(results, column.key, v) for v in cells}
     base = cells[reference].mean
-    for v, own in cells.items():
+    for v, plain in cells.items():
+        own = _informed(plain, items[v], column.factor, rates.get((column.benchmark, v), ()))
         cells[v] = replace(own, paper=paper.value(column.paper or "", v) if paper else None)
         if v != reference and own.mean is not None and base is not None:
             cells[v] = replace(cells[v], delta=own.mean - base, p=paired_p(items[v], items[reference]))
     best = _significant_best(cells, items, column.lower_is_better, tests)
     return {v: replace(own, bold=v == best) for v, own in cells.items()}
+
+
+def _informed(cell: Cell, items: dict[int, ItemScores], factor: float, notes: tuple[str, ...]) -> Cell:
+    """The cell with its interval and the footnotes on its benchmark."""
+    if cell.missing is not None:
+        return cell
+    bounds = interval({s: items[s] for s in cell.seeds})
+    low, high = (None, None) if bounds is None else (factor * bounds[0], factor * bounds[1])
+    return replace(cell, low=low, high=high, notes=(*cell.notes, *notes))
 
 
 def cell(results: Results, metric: Metric, variant: str, factor: float) -> Cell:
@@ -85,18 +101,39 @@ def _notes(results: Results, metric: Metric, variant: str, scored: Mapping[int, 
     absent = [s for s in results.part.seeds if s not in scored]
     if absent:
         notes.append(f"{display(variant)}: seeds {', '.join(map(str, absent))} are missing and not imputed.")
-    for rate, (limit, text) in RATES.items():
-        if metric.name.startswith("gold_") and rate in OF_ANSWERS:
-            continue
-        shares = {
-            v: share
-            for v in results.part.variants
-            if (share := _rate(results, replace(metric, name=rate), v)) is not None and share > limit
-        }
-        if variant in shares:
-            listed = ", ".join(f"{display(v)} {share:.0%}" for v, share in shares.items())
-            notes.append(f"{place}: {text}: {listed}.")
     return tuple(notes)
+
+
+def rate_notes(results: Results, columns: tuple[Column, ...]) -> RateNotes:
+    """One footnote for each rate that is too high somewhere in the table, at every benchmark and variant it is of."""
+    places = dict.fromkeys((c.model, c.benchmark) for c in columns if c.metric not in COMPANIONS)
+    of_answers = bool(places)
+    places = places or dict.fromkeys((c.model, c.benchmark) for c in columns)
+    notes: RateNotes = {}
+    for name, (limit, text) in RATES.items():
+        if name in OF_ANSWERS and not of_answers:
+            continue
+        high = {
+            (benchmark, v): share
+            for model, benchmark in places
+            for v in results.part.variants
+            if (share := _rate(results, Metric(model, benchmark, name), v)) is not None and share > limit
+        }
+        parts = [_shares(results, b, {v: x for (at, v), x in high.items() if at == b}) for _, b in places]
+        note = f"{text}: {'; '.join(part for part in parts if part)}."
+        for place in high:
+            notes[place] = (*notes.get(place, ()), note)
+    return notes
+
+
+def _shares(results: Results, benchmark: str, shares: dict[str, float]) -> str:
+    """`GSM8K 88-94 %` where it concerns every variant, else with their names; empty for none."""
+    if not shares:
+        return ""
+    if len(shares) < len(results.part.variants):
+        return f"{BENCHMARKS[benchmark]} ({', '.join(f'{display(v)} {share:.0%}' for v, share in shares.items())})"
+    low, high = f"{100 * min(shares.values()):.0f}", f"{100 * max(shares.values()):.0f}"
+    return f"{BENCHMARKS[benchmark]} {low if low == high else f'{low}-{high}'}%"
 
 
 def _rate(results: Results, metric: Metric, variant: str) -> float | None:

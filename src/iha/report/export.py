@@ -15,7 +15,7 @@ from iha.report.tables import PaperTableReport
 
 HEADER = (
     "scale", "variant", "model", "benchmark", "metric", "unit", "mean", "sample_sd", "seeds", "n_items", "source",
-    "delta", "p_holm", "bold", "paper", "missing", "notes",
+    "low", "high", "delta", "p_holm", "bold", "paper", "missing", "notes",
 )  # fmt: skip
 
 
@@ -49,6 +49,8 @@ def _line(results: Results, variant: str, column: Column, cell: Cell) -> list[An
         " ".join(map(str, cell.seeds)),
         cell.n,
         cell.source,
+        cell.low,
+        cell.high,
         cell.delta,
         cell.p,
         cell.bold,

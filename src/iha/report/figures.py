@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +97,18 @@ def _lines(axis: Any, results: Results, numbers: Ruler, means: Mapping[tuple[str
         axis.set_xscale("log", base=2)
         axis.set_xticks(numbers.lengths, [str(n) for n in numbers.lengths])
         axis.minorticks_off()
-    axis.set_ylim(bottom=0)
+    _from_zero(axis, [x for v in results.part.variants for n in numbers.lengths for x in means[v, n].values()])
     axis.set_xlabel("context, tokens")
     axis.set_title(title)
+
+
+def _from_zero(axis: Any, values: Sequence[float]) -> None:
+    """A percent axis from 0; where every score is zero it says so instead of magnifying nothing."""
+    if any(values):
+        axis.set_ylim(bottom=0)
+        return
+    axis.set_ylim(0, 100)
+    axis.text(0.5, 0.5, "every score is zero" if values else "not measured", ha="center", transform=axis.transAxes)
 
 
 def training_curves(results: Results, folder: Path) -> tuple[Path, Path]:

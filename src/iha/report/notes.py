@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -15,36 +16,42 @@ MATCHED = 1e-3
 
 
 def variant_notes(results: Results, variant: str, model: ModelStage) -> list[str]:
-    """Footnotes on a variant's row: compute away from the reference's; skipped steps behind `model`."""
+    """Footnotes on a variant's row: compute away from the reference's; skipped steps behind `model`.
+
+    Each names all variants it concerns, so that their rows share one footnote.
+    """
     stages = tuple(dict.fromkeys(("pretrain", MODEL_STAGES[model])))
-    return [*_mismatch(results, variant), *_skipped(results, variant, stages)]
-
-
-def _mismatch(results: Results, variant: str) -> list[str]:
-    row = results.facts("flops").get("variants", {}).get(variant, {})
-    mismatch = float(row.get("mismatch", 0.0))
-    if abs(mismatch) <= MATCHED:
-        return []
+    away = {v: f"{display(v)} {x:+.1%}" for v in results.part.variants if abs(x := _mismatch(results, v)) > MATCHED}
+    skipped = {v: f"{display(v)} {text}" for v in results.part.variants if (text := _skipped(results, v, stages))}
     reference = display(results.part.reference)
-    return [f"{display(variant)}: pretraining costs {mismatch:+.1%} FLOPs against {reference} (see the FLOP ledger)."]
+    notes = []
+    if variant in away:
+        notes.append(f"Pretraining FLOPs against {reference} (see the FLOP ledger): {', '.join(away.values())}.")
+    if variant in skipped:
+        notes.append(f"Optimiser steps skipped as non-finite or spiking: {'; '.join(skipped.values())}.")
+    return notes
 
 
-def _skipped(results: Results, variant: str, stages: tuple[str, ...]) -> list[str]:
-    parts = []
-    for seed, stage in product(results.part.seeds, stages):
-        run = results.train(variant, seed, stage)
-        if run is not None and run.skipped:
-            parts.append(f"seed {seed} {stage} {run.skipped} of {run.steps}")
-    if not parts:
-        return []
-    return [f"{display(variant)}: optimiser steps skipped as non-finite or spiking: {', '.join(parts)}."]
+def _mismatch(results: Results, variant: str) -> float:
+    return float(results.facts("flops").get("variants", {}).get(variant, {}).get("mismatch", 0.0))
 
 
-def generated(results: Results) -> str:
-    """Sentences naming what was generated or bundled instead of taken from the benchmark; empty if nothing was."""
+def _skipped(results: Results, variant: str, stages: tuple[str, ...]) -> str:
+    runs = [(seed, stage, results.train(variant, seed, stage)) for seed, stage in product(results.part.seeds, stages)]
+    return ", ".join(f"seed {s} {stage} {run.skipped} of {run.steps}" for s, stage, run in runs if run and run.skipped)
+
+
+def generated(results: Results, benchmarks: Iterable[str], tuned: bool) -> str:
+    """Sentences naming which of `benchmarks` were generated or bundled instead of taken from the benchmark.
+
+    `tuned`: also whether the fine-tuning conversations were. Empty if nothing was.
+    """
     tasks: dict[str, Any] = results.facts("items").get("tasks", {})
+    wanted = set(benchmarks)
     groups = {
-        source: ", ".join(BENCHMARKS.get(t, t) for t, facts in sorted(tasks.items()) if facts["source"] == source)
+        source: ", ".join(
+            BENCHMARKS.get(t, t) for t, facts in sorted(tasks.items()) if facts["source"] == source and t in wanted
+        )
         for source in ("synthetic", "exemplar")
     }
     sentences = []
@@ -52,7 +59,7 @@ def generated(results: Results) -> str:
         sentences.append(f"Items of {groups['synthetic']} are generated from templates (synthetic).")
     if groups["exemplar"]:
         sentences.append(f"Items of {groups['exemplar']} are the stock tasks' own examples (exemplar).")
-    if "templates" in source_kinds(results, "sft"):
+    if tuned and "templates" in source_kinds(results, "sft"):
         sentences.append("Fine-tuning conversations are generated from templates.")
     return " ".join(sentences)
 
@@ -63,15 +70,18 @@ def source_kinds(results: Results, split: str) -> list[str]:
     return [source["kind"] for source in manifest.slice["data"]["sources"]] if manifest else []
 
 
-def contamination(results: Results) -> list[str]:
+def contamination(results: Results) -> str:
     """How many evaluation items were met in the training text of each split, or that nobody looked."""
-    found = []
+    found = {}
     for split in SPLITS:
         facts = results.facts(f"contamination:{split}") or results.facts(f"data:{split}").get("contamination")
         if facts:
-            met = len({hit["item"] for hit in facts["hits"]})
-            found.append(
-                f"Contamination, {split}: {met} of {facts['checked']} items share {facts['n_words']} words in a row "
-                f"with the training text; {facts['too_short']} are too short to be looked for."
-            )
-    return found or ["Contamination: the training text was not searched for evaluation items."]
+            found[split] = facts
+    if not found:
+        return "Contamination: the training text was not searched for evaluation items."
+    met = ", ".join(f"{split} {len({hit['item'] for hit in facts['hits']})}" for split, facts in found.items())
+    one = next(iter(found.values()))
+    return (
+        f"Contamination: of {one['checked']} items, these share {one['n_words']} words in a row with the training "
+        f"text: {met}; {one['too_short']} are too short to be looked for."
+    )

@@ -48,7 +48,10 @@ class TrainRun:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell before formatting. `values`: one per seed in display units (percent, or nats)."""
+    """A cell before formatting. `values`: one per seed in display units (percent, or nats).
+
+    `low`, `high`: 95 % interval of the mean, None without the scores of single items.
+    """
 
     values: tuple[float, ...] = ()
     seeds: tuple[int, ...] = ()
@@ -60,6 +63,8 @@ class Cell:
     p: float | None = None
     bold: bool = False
     notes: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
 
     @property
     def mean(self) -> float | None:

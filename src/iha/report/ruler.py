@@ -137,9 +137,12 @@ def _notes(results: Results, numbers: Ruler) -> list[str]:
             "strings found in the answer."
         )
     gains = ", ".join(f"{gain:+.0f}% at {n}" for n, gain in paper().multikey_gain.items())
-    theirs = f"Gain: multi-key mean relative to the reference; the paper gives IHA {gains} relative to Global."
-    stars = f"Δ: difference to {display(results.part.reference)}, * if significant at {LEVEL} as in Tables 1 and 2."
-    return [text for text in (own, stars, theirs, *paper().figure_notes) if text]
+    theirs = f"Paper: multi-key accuracy of IHA relative to Global: {gains}."
+    reference = results.part.reference
+    shown = any(_gain(numbers, v, reference, n) for v in results.part.variants for n in numbers.lengths)
+    gain = f"Gain: multi-key mean relative to {display(reference)}." if shown else ""
+    stars = f"Δ: difference to {display(reference)}, * if significant at {LEVEL} as in Tables 1 and 2."
+    return [text for text in (own, stars, gain, theirs, *paper().figure_notes) if text]
 
 
 def _overall_lines(numbers: Ruler, variant: str, reference: str) -> tuple[str, ...]:

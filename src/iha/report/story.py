@@ -103,8 +103,8 @@ def provenance(results: Results) -> dict[str, str]:
             found[f"text of {name[5:]}"] = _corpus(manifest.slice, manifest.facts)
     for task, facts in sorted(results.facts("items").get("tasks", {}).items()):
         found[f"items of {task}"] = f"{facts['source']}, {facts['n']} items, {facts.get('origin')}, {facts['sha256']}"
-    found["generated"] = generated(results)
-    found["contamination"] = " ".join(contamination(results))
+    found["generated"] = generated(results, results.facts("items").get("tasks", {}), tuned=True)
+    found["contamination"] = contamination(results)
     return {name: text for name, text in found.items() if text}
 
 

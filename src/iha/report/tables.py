@@ -14,7 +14,8 @@ from iha.report.records import Cell, Footnotes, Grid, Text
 from iha.report.stats import LEVEL, average_ranks
 
 READING = (
-    "Cells: mean over training seeds (± sample SD, ddof 1, from two seeds on); Δ: difference to {reference}, * if "
+    "Cells: mean over training seeds (± sample SD, ddof 1, from two seeds on) and its 95 % interval (the wider of "
+    "bootstrap over items and, from two seeds on, t over seeds); Δ: difference to {reference}, * if "
     f"significant at {LEVEL} (sign-flip test over paired items and, from two seeds on, t-test over seeds; Holm over "
     "the table); bold: best of its column and better than each other variant by the same tests (Bonferroni over the "
     "table); paper: the published value."
@@ -73,9 +74,9 @@ def _main_grid(results: Results, table: str, block: Block, ranks: dict[str, floa
         rows.append((name, *cells, average))
     reading = READING.format(reference=display(results.part.reference))
     clashes = [f"Measured twice, first kept: {text}." for text in results.clashes]
-    footnotes = (*notes.texts, reading, *contamination(results), *clashes, *published.notes)
+    footnotes = (*notes.texts, reading, contamination(results), *clashes, *published.notes)
     header = ("variant", *(c.label for c in block.columns), "avg rank")
-    return Grid(table, caption(results, TITLES[table], generated(results)), header, tuple(rows), footnotes)
+    return Grid(table, caption(results, TITLES[table], _origin(results, block)), header, tuple(rows), footnotes)
 
 
 def _companion_grid(results: Results, name: str, block: Block) -> Grid:
@@ -86,9 +87,14 @@ def _companion_grid(results: Results, name: str, block: Block) -> Grid:
         rows.append((Text(display(v)), *cells))
     title = "Continuous companions: loss (nats per token, lower is better) and token accuracy of the gold answers."
     header = ("variant", *(c.label for c in block.columns))
-    title = caption(results, title, generated(results))
-    notes.mark(READING.format(reference=display(results.part.reference)))
+    title = caption(results, title, _origin(results, block))
+    notes.mark("Cells as in the table above.")
     return Grid(f"{name}_companion", title, header, tuple(rows), tuple(notes.texts))
+
+
+def _origin(results: Results, block: Block) -> str:
+    tuned = any(column.model == "sft" for column in block.columns)
+    return generated(results, (column.benchmark for column in block.columns), tuned)
 
 
 def _items_row(block: Block) -> tuple[Text, ...]:
@@ -105,6 +111,8 @@ def _text(cell: Cell, column: Column, notes: Footnotes) -> Text:
     if cell.missing is not None:
         return Text(MISSING, tuple(_paper_line(cell, column)), notes.mark(cell.missing))
     lines = []
+    if cell.low is not None and cell.high is not None:
+        lines.append(f"[{cell.low:.{column.decimals}f}, {cell.high:.{column.decimals}f}]")
     if cell.delta is not None:
         star = "*" if cell.p is not None and cell.p < LEVEL else ""
         lines.append(f"Δ {signed(cell.delta, column.decimals)}{star}")
