@@ -10,23 +10,30 @@ include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evals.smk"
 include: "workflow/rules/synthetic.smk"
+include: "workflow/rules/theory.smk"
 include: "workflow/rules/report.smk"
 
 
 localrules:
     all,
     flops,
+    theory,
     tracking,
+
+
+# Inputs are asked for by name, so that a deleted one is made again (SNK-07).
+GOALS = {
+    "report": [
+        f"{OUT}/report/report.json",
+        f"{OUT}/tracking.json",
+        *REPORT_INPUTS.values(),
+    ],
+    "synthetic": [f"{OUT}/synthetic/report/report.json", *RELATION_INPUTS.values()],
+    "separation": [f"{OUT}/separation/separation.json"],
+}
 
 
 rule all:
     default_target: True
     input:
-        # inputs are asked for by name, so that a deleted one is made again (SNK-07)
-        [
-            f"{OUT}/report/report.json",
-            f"{OUT}/tracking.json",
-            *REPORT_INPUTS.values(),
-        ]
-        if CFG.goal == "report"
-        else [f"{OUT}/synthetic/report/report.json", *RELATION_INPUTS.values()],
+        GOALS[CFG.goal],

@@ -15,6 +15,8 @@ from iha.slices import (
     LedgerSlice,
     ReportSlice,
     RulerSlice,
+    SeparationSlice,
+    TheorySlice,
     TokeniseSlice,
     TokenizerSlice,
     TrackingSlice,
@@ -26,7 +28,8 @@ from iha.slices import (
 VARIANT_STAGES = (*SPLITS, "evaluate")
 STAGES = (
     "tracking", "flops", "tokenizer", "tokenise", "items", "contamination", "ruler", *VARIANT_STAGES,
-    "synthetic_data", "synthetic_train", "synthetic_report", "report",
+    "synthetic_data", "synthetic_train", "synthetic_report", "theory", "separation",
+    "report",
 )  # fmt: skip
 
 
@@ -127,6 +130,18 @@ def eval_slice(config: Config, name: str, model: str) -> EvalSlice:
 def tracking_slice(config: Config) -> TrackingSlice:
     """Slice of the tracking store."""
     return TrackingSlice(experiment=config.experiment)
+
+
+def theory_slice() -> TheorySlice:
+    """Slice of the theorems."""
+    return TheorySlice()
+
+
+def separation_slice(config: Config) -> SeparationSlice | None:
+    """Slice of the learned test of the separation; None if the config has none."""
+    if config.separation is None:
+        return None
+    return SeparationSlice(scale=config.scale, separation=config.separation)
 
 
 def report_slice(config: Config) -> ReportSlice:

@@ -17,7 +17,16 @@ from iha.manifest import write_json
 ROOT = Path(__file__).parent
 #: Not part of a stage's code: what they hold reaches a stage only as its slice, which is a rerun key of its own.
 CONFIGURATION = frozenset(
-    {"iha", "iha.config", "iha.configbase", "iha.configdata", "iha.configevals", "iha.configsynthetic", "iha.slices"}
+    {
+        "iha",
+        "iha.config",
+        "iha.configbase",
+        "iha.configdata",
+        "iha.configevals",
+        "iha.configseparation",
+        "iha.configsynthetic",
+        "iha.slices",
+    }
 )
 
 _SUMMARIES: dict[str, tuple[str, list[str]]] = {}
@@ -137,7 +146,15 @@ def code_fingerprint(*entries: str, root: Path = ROOT) -> str:
 
 
 def git_state(root: Path | None = None) -> dict[str, str | bool]:
-    """Commit and dirty flag of the checkout, or commit "unknown" outside one."""
+    """Commit and dirty flag of the checkout, or commit "unknown" outside one.
+
+    A copy that was made for a queued job (the executor's snapshot) says itself what it was copied from.
+    """
+    for folder in () if root is None else (root, *root.parents):
+        if (folder / ".git-state").is_file():
+            return dict(json.loads((folder / ".git-state").read_text()))
+        if (folder / ".git").exists():
+            break
 
     def git(*args: str) -> str:
         return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=True, timeout=10).stdout

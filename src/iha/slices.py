@@ -16,6 +16,7 @@ from iha.config import (
     ItemSource,
     ModelConfig,
     Recipe,
+    SeparationConfig,
     Source,
     SplitConfig,
     Suite,
@@ -118,6 +119,17 @@ class TrackingSlice(Frozen):
     """Slice of the tracking store's preparation."""
 
     experiment: str
+
+
+class TheorySlice(Frozen):
+    """The theorems depend on nothing but the code."""
+
+
+class SeparationSlice(Frozen):
+    """Slice of the learned test of the separation."""
+
+    scale: Literal["paper", "ladder", "smoke"]
+    separation: SeparationConfig
 
 
 class ReportSlice(Frozen):

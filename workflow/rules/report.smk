@@ -4,6 +4,7 @@ REPORT_INPUTS = {
     "flops": f"{OUT}/flops.json",
     "items": f"{OUT}/data/items.json",
     "tokenizer": f"{OUT}/data/tokenizer.json",
+    "theory": f"{OUT}/theory.json",
     **{f"data:{split}": f"{OUT}/data/{split}.json" for split in SPLITS},
     **{
         f"contamination:{split}": f"{OUT}/contamination/{split}.json"

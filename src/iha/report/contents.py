@@ -11,6 +11,7 @@ from iha.report.ruler import ruler_grid
 from iha.report.section import Build, Findings, Section
 from iha.report.story import provenance_section
 from iha.report.tables import PaperTableReport, caption
+from iha.report.theory import theory_section
 from iha.report.verdicts import claims_section
 
 
@@ -61,6 +62,7 @@ SECTIONS: tuple[Build, ...] = (
     relations_section,
     flops,
     training,
+    theory_section,
     provenance_section,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from textwrap import wrap
-from typing import get_args
+from typing import Any, get_args
 
 from iha.theory import cost, counting, cpm, filters, superset
 from iha.theory.statement import Statement, Verdict
@@ -15,6 +15,11 @@ WIDTH = 100
 def statements() -> list[Statement]:
     """Try every statement; a second or two on one core."""
     return [s for part in (superset, counting, filters, cpm, cost) for s in part.statements()]
+
+
+def facts(found: list[Statement]) -> dict[str, Any]:
+    """Statements and the number of each verdict, as JSON values."""
+    return {"statements": [s.facts() for s in found], "tally": tally(found)}
 
 
 def tally(found: list[Statement]) -> dict[str, int]:

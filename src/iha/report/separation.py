@@ -1,0 +1,139 @@
+"""The learned test of the separation as CSV, Markdown and figures. Input: the facts of stage separation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from iha.manifest import atomic_path
+from iha.report.figures import COLOURS, MARKERS, pyplot, save
+from iha.report.format import MISSING, SCALE_LABELS
+from iha.report.records import Grid, Text
+from iha.report.render import csv_text, markdown
+
+HEADER = (
+    "task", "layer", "size", "heads", "pseudo_heads", "heads_of_construction", "params", "seed", "unexplained", "floor",
+    "exact",
+)  # fmt: skip
+TITLES = {
+    "filters": "Polynomial filters of a random signed digraph, softmax-free, scores from positions only",
+    "filters_free": "Polynomial filters of a random signed digraph, softmax-free, scores from positions and features",
+    "cpm": "CPM-3, softmax and MLP",
+}
+SIZE = {"filters": "k", "filters_free": "k", "cpm": "N"}
+NAMES = {"mha": "MHA", "iha": "IHA"}
+NOTES = (
+    "Cells: share of the targets' variance left unexplained on fresh examples, median over seeds (smallest to "
+    "largest); lower is better, 0 is exact.",
+    "Floor: no weights leave less, median over seeds: H operators for MHA, at most H^2 for IHA. A dash: no bound is "
+    "known.",
+    "* heads of the paper's construction; from there on weights with error 0 exist.",
+)
+#: Below this an error is drawn as this.
+SMALLEST = 1e-4
+
+Record = dict[str, Any]
+
+
+def write_separation(facts: Record, scale: str, folder: Path) -> list[Path]:
+    """Write CSV, Markdown, and a figure per task (PNG and PDF); returns the paths."""
+    records = sorted(facts["points"], key=lambda r: (r["task"], r["size"], r["layer"], r["heads"]))
+    tasks = [task for task in TITLES if any(r["task"] == task for r in records)]
+    texts = {
+        "separation.csv": csv_text(HEADER, lines(records)),
+        "separation.md": markdown(table(task, records, facts["open"], scale) for task in tasks),
+    }
+    for name, text in texts.items():
+        with atomic_path(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    paths = [folder / name for name in texts]
+    for task in tasks:
+        paths += figure(task, [r for r in records if r["task"] == task], scale, folder)
+    return paths
+
+
+def lines(records: list[Record]) -> Iterable[tuple[object, ...]]:
+    """One line per seed."""
+    for r in records:
+        for seed, unexplained in enumerate(r["unexplained"]):
+            exact = r["exact"][seed] if "exact" in r else None
+            yield (
+                r["task"], r["layer"], r["size"], r["heads"], r["pseudo_heads"], r["needed"], r["params"], seed,
+                f"{unexplained:.6g}", _number(r["floor"][seed]), _number(exact),
+            )  # fmt: skip
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def table(task: str, records: list[Record], still: list[str], scale: str) -> Grid:
+    """Heads down, sizes and layers across."""
+    found = {(r["size"], r["layer"], r["heads"]): r for r in records if r["task"] == task}
+    columns = sorted({(size, layer) for size, layer, _ in found}, key=lambda c: (c[0], c[1] != "mha"))
+    rows = tuple(
+        (Text(str(heads)), *(_cell(found.get((size, layer, heads))) for size, layer in columns))
+        for heads in range(1, max(h for _, _, h in found) + 1)
+    )
+    header = ("heads", *(f"{SIZE[task]} = {size}, {NAMES[layer]}" for size, layer in columns))
+    missing = sum(name.startswith(f"{task}-") for name in still)
+    notes = (*NOTES, *([f"{missing} points were not run: the budget ended."] if missing else []))
+    return Grid(f"separation_{task}", f"{SCALE_LABELS[scale]}{TITLES[task]}.", header, rows, notes)
+
+
+def _cell(record: Record | None) -> Text:
+    if record is None:
+        return Text("")
+    values, floors = record["unexplained"], [f for f in record["floor"] if f is not None]
+    mark = "*" if record["heads"] == record["needed"] else ""
+    spread = f"{min(values):.3f} to {max(values):.3f}"
+    least = f"floor {median(floors):.3f}" if floors else f"floor {MISSING}"
+    exact = [f"exact {median(record['exact']):.0%}"] if "exact" in record else []
+    return Text(f"{median(values):.3f}{mark}", (spread, least, *exact))
+
+
+def figure(task: str, records: list[Record], scale: str, folder: Path) -> tuple[Path, Path]:
+    """Error against heads (above) and parameters (below), a column per size; bars from the best to the worst seed."""
+    plt = pyplot()
+    sizes = sorted({r["size"] for r in records})
+    drawn, axes = plt.subplots(
+        2, len(sizes), figsize=(2.3 * len(sizes) + 1.2, 5.2), layout="constrained", sharey=True, squeeze=False
+    )
+    for column, size in enumerate(sizes):
+        for i, layer in enumerate(NAMES):
+            found = sorted((r for r in records if (r["size"], r["layer"]) == (size, layer)), key=lambda r: r["heads"])
+            if found:
+                _curve(axes[0][column], found, "heads", i)
+                _curve(axes[1][column], found, "params", i)
+        axes[0][column].set_title(f"{SIZE[task]} = {size}")
+        axes[0][column].set_xlabel("heads")
+        axes[1][column].set_xlabel("parameters")
+        axes[1][column].tick_params(axis="x", labelrotation=30)
+    for row in axes:
+        row[0].set_yscale("log")
+        row[0].set_ylabel("unexplained variance")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    drawn.suptitle(f"{SCALE_LABELS[scale]}{TITLES[task]}")
+    paths = save(drawn, folder, f"separation_{task}")
+    plt.close(drawn)
+    return paths
+
+
+def _curve(axis: Any, found: list[Record], key: str, i: int) -> None:
+    layer, colour = NAMES[found[0]["layer"]], COLOURS[i]
+    x = [r[key] for r in found]
+    middle = [max(SMALLEST, median(r["unexplained"])) for r in found]
+    low = [m - max(SMALLEST, min(r["unexplained"])) for m, r in zip(middle, found, strict=True)]
+    high = [max(SMALLEST, *r["unexplained"]) - m for m, r in zip(middle, found, strict=True)]
+    axis.errorbar(x, middle, yerr=(low, high), color=colour, marker=MARKERS[i], capsize=2, label=f"{layer}, learned")
+    floors = [(at, r["floor"]) for at, r in zip(x, found, strict=True) if None not in r["floor"]]
+    axis.plot(
+        [at for at, _ in floors],
+        [max(SMALLEST, median(f)) for _, f in floors],
+        color=colour, linestyle=":", linewidth=1.2, label=f"{layer}, floor",
+    )  # fmt: skip
+    if key == "heads":
+        axis.axvline(found[0]["needed"], color=colour, linestyle="--", linewidth=0.7, label=f"{layer}, construction")

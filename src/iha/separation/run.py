@@ -1,0 +1,64 @@
+"""The whole grid, point by point: what is done is kept, what the budget does not reach stays open."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from iha.configseparation import SeparationConfig
+from iha.manifest import write_json
+from iha.separation.grid import Point, points
+
+log = logging.getLogger("iha")
+
+
+def run_grid(config: SeparationConfig, folder: Path, code: str) -> dict[str, Any]:
+    """Train every point that is not in `folder` yet; returns records of those done and names of those open."""
+    records, still = [], []
+    start = time.process_time()
+    for point in points(config):
+        path = folder / f"{point.name}.json"
+        record = kept(path, begun_with(config, point, code))
+        spent = time.process_time() - start
+        if record is None and (config.cpu_seconds is None or spent < config.cpu_seconds):
+            record = _learn(config, point, path, code)
+        if record is None:
+            still.append(point.name)
+        else:
+            records.append(record)
+    return {"points": records, "open": still}
+
+
+def _learn(config: SeparationConfig, point: Point, path: Path, code: str) -> dict[str, Any]:
+    from iha.separation.learn import learn  # seconds of imports that a finished grid does not need
+
+    begun = time.process_time()
+    record = {**asdict(point), "pseudo_heads": point.pseudo_heads, "needed": point.needed, **learn(config, point)}
+    seconds = time.process_time() - begun
+    write_json(path, {"begun_with": begun_with(config, point, code), "record": record, "cpu_seconds": seconds})
+    log.info("%s: unexplained %s, %.0f CPU-s", point.name, [f"{u:.2g}" for u in record["unexplained"]], seconds)
+    return record
+
+
+def kept(path: Path, begun: str) -> dict[str, Any] | None:
+    """The record of an earlier run with the same settings and code; None if there is none, or it is unreadable."""
+    try:
+        found = json.loads(path.read_text())
+        record: dict[str, Any] = found["record"]
+        return record if found["begun_with"] == begun else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def begun_with(config: SeparationConfig, point: Point, code: str) -> str:
+    """Digest of all that a point's result depends on: its task, seeds, start values, code; not the budget or grid."""
+    task = (config.cpm if point.task == "cpm" else config.filters).model_dump(
+        mode="json", exclude={"sizes", "free_sizes"}
+    )
+    text = json.dumps([asdict(point), task, config.seeds, config.noise_std, code], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,28 @@
+"""Stage separation: what gradient descent finds with 1 .. k heads, beside what the theory says (spec 7)."""
+
+from __future__ import annotations
+
+from iha.manifest import sha256_file
+from iha.report.separation import write_separation
+from iha.separation.run import run_grid
+from iha.slices import SeparationSlice
+from iha.stages.common import Context, Made, run
+
+
+def body(part: SeparationSlice, context: Context) -> Made:
+    """Points go to the state directory one by one; tables and figures stand next to the manifest."""
+    from torch import set_num_threads
+
+    set_num_threads(context.threads)
+    facts = run_grid(part.separation, context.state / "separation", context.code)
+    paths = write_separation(facts, part.scale, context.output.parent)
+    return Made(facts={**facts, "files": {path.name: sha256_file(path) for path in paths}})
+
+
+def main() -> None:
+    """Entry point of the rule `separation`."""
+    run("separation", SeparationSlice, body)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""Stage theory: the paper's statements, tried in float64 on the project's own layers (spec 7, 8)."""
+
+from __future__ import annotations
+
+from iha.slices import TheorySlice
+from iha.stages.common import Context, Made, run
+from iha.theory.check import facts, statements
+
+
+def body(part: TheorySlice, context: Context) -> Made:
+    """The verdicts are the manifest's facts; there are no files."""
+    return Made(facts=facts(statements()))
+
+
+def main() -> None:
+    """Entry point of the rule `theory`."""
+    run("theory", TheorySlice, body)
+
+
+if __name__ == "__main__":
+    main()
