@@ -14,8 +14,8 @@ from iha.attention.iha import InterleavedHeadAttention
 from iha.configseparation import LearnRecipe, SeparationConfig
 from iha.separation.grid import Point
 from iha.separation.tasks import Batch, Counts, Filters
-from iha.theory.counting import best_error
 from iha.theory.layers import Layer, frame, iha, mha
+from iha.theory.operators import best_error
 
 Task = Filters | Counts
 

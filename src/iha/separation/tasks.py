@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from iha.configseparation import CountTask, FilterTask
-from iha.theory.filters import powers
+from iha.theory.operators import powers
 
 Batch = tuple[Tensor, Tensor]
 

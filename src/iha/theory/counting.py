@@ -11,14 +11,13 @@ from iha.theory.filters import (
     N,
     bank_layer,
     graph,
-    heads_for,
     iha_matrices,
     mha_bank,
     mha_matrices,
-    powers,
     wanted_bank,
 )
 from iha.theory.layers import frame, gap, iha, mha
+from iha.theory.operators import best_error, heads_for
 from iha.theory.statement import Counterexample, Statement, judge
 
 
@@ -64,16 +63,6 @@ def _operators() -> Statement:
         printed=max(rank_excess(operators(h, 0), h) for h in range(1, 7)),
         measure="singular value H + 1 over the first",
     )
-
-
-def best_error(a: Tensor, k: int, heads: int) -> float:
-    """Smallest relative error with which k powers of A are mixed from `heads` operators (Eckart and Young).
-
-    Each power counts alike, whatever its norm.
-    """
-    stack = torch.stack([(p / p.norm()).flatten() for p in powers(a, k)])
-    values = torch.linalg.svdvals(stack)
-    return float(values[heads:].norm() / values.norm())
 
 
 def _lower_bound() -> Statement:

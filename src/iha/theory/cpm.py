@@ -7,8 +7,9 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor
 
-from iha.theory.filters import bank_layer, heads_for, iha_matrices, run_bank, set_bank
+from iha.theory.filters import bank_layer, iha_matrices, run_bank, set_bank
 from iha.theory.layers import frame, gap, mha, project, shown
+from iha.theory.operators import heads_for
 from iha.theory.statement import Counterexample, Statement, judge
 
 #: Scale of the scores that makes a float64 softmax one of temperature 0: exp(-1000) is 0.

@@ -6,13 +6,12 @@ softmax.
 
 from __future__ import annotations
 
-from math import isqrt
-
 import torch
 from torch import Tensor
 
 from iha.attention.iha import InterleavedHeadAttention
 from iha.theory.layers import Layer, frame, gap, iha, mha, project, shown
+from iha.theory.operators import heads_for, powers
 from iha.theory.statement import Counterexample, Statement, judge
 
 N, D, BANKS = 12, 2, range(1, 26)
@@ -23,25 +22,12 @@ def statements() -> list[Statement]:
     return [_bank(), _transposed(), _plain_values(), _ordinary_width(), _fewer_pseudo_heads()]
 
 
-def heads_for(k: int) -> int:
-    """ceil(sqrt k)."""
-    return isqrt(k - 1) + 1
-
-
 def graph(n: int = N, seed: int = 0) -> tuple[Tensor, Tensor]:
     """A weighted directed graph (n, n) of spectral radius 1, and features (n, D)."""
     generator = torch.Generator().manual_seed(seed)
     a = torch.randn(n, n, generator=generator, dtype=torch.float64)
     a /= torch.linalg.eigvals(a).abs().max()
     return a, torch.randn(n, D, generator=generator, dtype=torch.float64)
-
-
-def powers(a: Tensor, k: int) -> list[Tensor]:
-    """I, A, .., A^(k-1)."""
-    out = [torch.eye(a.shape[0], dtype=a.dtype)]
-    while len(out) < k:
-        out.append(out[-1] @ a)
-    return out
 
 
 Matrices = tuple[list[Tensor], list[Tensor], list[Tensor]]
