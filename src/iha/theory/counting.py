@@ -14,16 +14,17 @@ from iha.theory.filters import (
     iha_matrices,
     mha_bank,
     mha_matrices,
+    run_bank,
     wanted_bank,
 )
-from iha.theory.layers import frame, gap, iha, mha
+from iha.theory.layers import frame, gap, iha, mha, project
 from iha.theory.operators import best_error, heads_for
 from iha.theory.statement import Counterexample, Statement, judge
 
 
 def statements() -> list[Statement]:
     """The lower bounds, the number of patterns, the formulas."""
-    return [_operators(), _lower_bound(), _step(), _patterns(), _formulas(), _overhead(), _saving()]
+    return [_operators(), _lower_bound(), _reading(), _step(), _patterns(), _formulas(), _overhead(), _saving()]
 
 
 def operators(heads: int, pseudo_heads: int, n: int = 9, seed: int = 0) -> Tensor:
@@ -83,6 +84,42 @@ def _lower_bound() -> Statement:
         correction="If I, A, .., A^(k-1) are linearly independent, and the scores do not depend on X.",
         measure="1 if a case contradicts it",
         counterexample=Counterexample("A = swap of two nodes, k = 3: A^2 = I, so heads needed", 3, 2),
+    )
+
+
+def one_head_for_two(a: Tensor, x: Tensor, epsilon: float = 1e-9) -> Tensor:
+    """[X, A X] up to `epsilon` from one softmax-free MHA head, for a graph in which nobody reads node 1, (N, 2).
+
+    Queries (A_i, x_i), keys (e_j, epsilon [j = 1]), values (x_j, [j = 1] / epsilon): the score of node 1 carries x_i.
+    """
+    n = x.shape[0]
+    first = torch.eye(n, dtype=a.dtype)[:, :1]
+    module = mha(1, n + 1, softmax=False)
+    module.out.weight.copy_(torch.eye(n + 1))
+    of_x = torch.tensor([[1.0]], dtype=a.dtype)
+    project(module, 0, 0, torch.block_diag(of_x, a).roll(-1, dims=1))
+    project(module, 1, 0, torch.cat((a.new_zeros(1, n + 1), torch.cat((torch.eye(n), epsilon * first), dim=1))))
+    project(module, 2, 0, torch.block_diag(of_x, first / epsilon))
+    return run_bank(module, x, 2, 1).flip(1)
+
+
+def _reading() -> Statement:
+    a, x = graph()
+    a[:, 0] = 0
+    missed = gap(one_head_for_two(a, x[:, :1]), wanted_bank(a, x[:, :1], 2))
+    edge = torch.tensor([[0.0, 1], [0, 0]]).double()
+    small = gap(one_head_for_two(edge, x[:2, :1]), wanted_bank(edge, x[:2, :1], 2))
+    return judge(
+        "heads-needed-free",
+        "k polynomial filters need k MHA heads also where scores may depend on X (W_Q, W_K read the whole input).",
+        source="Theorem 1, 3; D6",
+        tried=f"[X, A X] from one head, N = {N}: error {missed:.0e}, and as small as one likes",
+        reason="A score that depends on X can carry X itself past the attention pattern, to a value that is the same "
+        "for all inputs. The bound of Theorem 1 is for scores that read positions only, and gradient descent finds "
+        "the way around it (learned test of the separation).",
+        printed=float(max(missed, small) < 1e-6),
+        measure="heads too many at k = 2",
+        counterexample=Counterexample("two nodes, the first reads the second, k = 2: heads needed", 2, 1),
     )
 
 
