@@ -13,11 +13,19 @@ help:  ## list the commands
 
 install: $(VENV)/.ready  ## create the virtual environment with the locked dependencies
 
+# The scripts of an environment name the folder it was made in: one that came with a moved folder is made anew.
+ifneq "$(wildcard $(VENV)/.ready)" ""
+ifneq "$(shell cat $(VENV)/.ready)" "$(CURDIR)"
+.PHONY: $(VENV)/.ready
+CLEAR := --clear
+endif
+endif
+
 $(VENV)/.ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 demo" >&2; exit 1; }
+	  echo "$(PYTHON) is missing or older than 3.11; name a newer one: make PYTHON=python3.12 demo" >&2; exit 1; }
 	@echo "[1/3] virtual environment $(VENV)"
-	@$(PYTHON) -m venv $(VENV) || { \
+	@$(PYTHON) -m venv $(CLEAR) $(VENV) || { \
 	  echo "python cannot make a virtual environment; on Debian or Ubuntu: apt install python3-venv" >&2; \
 	  rm -rf $(VENV); exit 1; }
 	@echo "[2/3] PyTorch, then the locked dependencies (about 2 GB, a few minutes)"
@@ -25,7 +33,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
 	@echo "[3/3] this package"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
-	@touch $@
+	@echo "$(CURDIR)" > $@
 
 demo: install  ## run the whole workflow small, on CPU, on real text, to finished tables
 	@echo "Running configs/smoke.yaml: five attention variants, from text to tables, 48 jobs, 5 to 20 minutes."

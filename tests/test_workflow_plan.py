@@ -1,6 +1,9 @@
 """The DAG before anything runs: both presets plan, and a wrong config is refused with one message."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -78,3 +81,26 @@ def test_a_wrong_config_is_one_message_before_any_job(folder, change, words):
     for word in words:
         assert word in text, text
     assert not (folder / "results").exists()
+
+
+def test_blanks_and_letters_in_paths_and_an_ascii_locale_do_not_matter(tmp_path):
+    folder = checkout(tmp_path / "my proj\u00e9ct")
+    (folder / "v env").symlink_to(sys.prefix)
+    target = "results/micro/data/tokenizer.json"
+    done = subprocess.run(
+        [folder / "v env" / "bin" / "python", "-m", "snakemake", target, "--cores", "1", "--configfile", "micro.yaml"],
+        check=False,
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "LC_ALL": "C",
+            "PYTHONUTF8": "0",
+            "PYTHONCOERCECLOCALE": "0",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr + (folder / "results/micro/logs/tokenizer.log").read_text()
+    assert (folder / target).exists()

@@ -39,6 +39,7 @@ os.environ.update(
     IHA_RUN=f"--state {STATE} --experiment {CFG.experiment} "
     f"--tracking {CFG.runtime.tracking_uri} --device {CFG.runtime.device}",
     IHA_SCALE=CFG.scale,
+    PYTHONUTF8="1",  # texts are UTF-8 whatever the locale
 )
 
 VARIANTS = [v.name for v in CFG.variants]
