@@ -69,8 +69,12 @@ class World:
                 for (benchmark, metric), scores in items.items():
                     for i, score in enumerate(scores):
                         line = {"benchmark": benchmark, "task": task or benchmark, "item": i, "length": length}
+                        said = {
+                            "text": f"answer of {variant} <{i}> \x13", "extracted": str(i), "correct": score > 0.5,
+                            "finish": "stop",
+                        }  # fmt: skip
                         handle.write(
-                            json.dumps({**line, "prompt_sha": "", "answers": [], "scores": {metric: score}}) + "\n"
+                            json.dumps({**line, "prompt_sha": "", "answers": [said], "scores": {metric: score}}) + "\n"
                         )
             entry = FileEntry(path=path.relative_to(self.state).as_posix(), sha256="0" * 64, bytes=path.stat().st_size)
             files = {"samples": entry}
@@ -88,6 +92,17 @@ class World:
             "data_digests": digests or {"2": "aa", "4": "bb"}, "model": f"runs/{variant}/seed{seed}/{stage}/final",
         }  # fmt: skip
         self.inputs[f"train:{variant}:{seed}:{stage}"] = manifest(stage, facts)
+
+    def everything(self) -> None:
+        """Add what shows only in larger experiments: needle depths."""
+        for i, v in enumerate(self.variants):
+            for seed in self.seeds:
+                rows = [
+                    {"metric": "official", "length": n, "bin": b, "value": (b + i) / 14, "stderr": None, "n": 2}
+                    for n in (512, 1024)
+                    for b in range(0, 10, 3)
+                ]
+                self.inputs[f"eval:{v}:{seed}:ruler:long"].facts["ruler"] = {"means": [], "depths": rows}
 
     def lay_out(self, results: Path) -> None:
         """Write every manifest where a finished run has it, each with the hashes of its parents, and a report's."""

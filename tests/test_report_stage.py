@@ -20,7 +20,7 @@ from iha.stages import report
 
 FILES = {
     "table1.md", "table1.csv", "table1.tex", "table2.md", "table2.csv", "table2.tex", "ruler.md", "ruler.tex",
-    "flops.md", "flops.tex", "figure2.png", "figure2.pdf", "training.png", "training.pdf", "report.html", "claims.md", "claims.tex", "claims.csv",
+    "flops.md", "flops.tex", "figure2.png", "figure2.pdf", "training.png", "training.pdf", "report.html", "claims.md", "claims.tex", "claims.csv", "cost.png", "cost.pdf",
 }  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_the_stage_writes_everything_and_its_manifest(tmp_path, monkeypatch):
     assert checker.targets <= checker.ids
     for words in ("SMOKE RUN – not a reproduction", "prefers-color-scheme: dark", "docstrings", "bpe, 1024 entries"):
         assert words in page
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 3
     assert "Best average rank in Table 1: IHA (1.0)." in page
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from iha.report import figures
+from iha.report.answers import answers_section
+from iha.report.curves import loss_against_cost
+from iha.report.depth import depth_section
 from iha.report.export import cells_csv
 from iha.report.ledger import flops_grid
 from iha.report.page import image, tables
@@ -50,8 +53,15 @@ def flops(found: Findings) -> Section:
 def training(found: Findings) -> Section:
     """Training curves."""
     png, _ = found.keep(figures.training_curves(found.results, found.folder))
+    cost, _ = found.keep(loss_against_cost(found.results, found.folder))
     text = caption(found.results, "Training loss per stage.")
-    return Section("training", "Training", image(png, text, "Loss against step for every variant and seed."))
+    against = (
+        "Pretraining loss against FLOPs, tokens and seconds. Variants are compared at equal FLOPs: curves end together "
+        "in the first panel. Seconds depend on the machine and on what else ran there."
+    )
+    pictures = image(png, text, "Loss against step for every variant and seed.")
+    pictures += image(cost, against, "The same loss against three costs.")
+    return Section("training", "Training", pictures)
 
 
 SECTIONS: tuple[Build, ...] = (
@@ -59,6 +69,8 @@ SECTIONS: tuple[Build, ...] = (
     table1,
     table2,
     figure2,
+    depth_section,
+    answers_section,
     relations_section,
     flops,
     training,

@@ -82,12 +82,17 @@ def _bars(axis: Any, results: Results, numbers: Ruler) -> None:
 
 
 def _lines(axis: Any, results: Results, numbers: Ruler, means: Mapping[tuple[str, int], BySeed], title: str) -> None:
+    bounds = numbers.bounds if means is numbers.by_length else numbers.multikey_bounds
     for i, v in enumerate(results.part.variants):
-        points = [(n, mean_sd(list(means[v, n].values()))) for n in numbers.lengths if means[v, n]]
+        points = [(n, mean_sd(list(means[v, n].values()))[0]) for n in numbers.lengths if means[v, n]]
+        spans = [bounds.get((v, n), (mean, mean)) for n, mean in points]
         axis.errorbar(
             [n for n, _ in points],
-            [mean for _, (mean, _) in points],
-            yerr=[sd or 0.0 for _, (_, sd) in points],
+            [mean for _, mean in points],
+            yerr=[
+                [max(0.0, mean - low) for (_, mean), (low, _) in zip(points, spans, strict=True)],
+                [max(0.0, high - mean) for (_, mean), (_, high) in zip(points, spans, strict=True)],
+            ],
             color=COLOURS[i % len(COLOURS)],
             marker=MARKERS[i % len(MARKERS)],
             capsize=3,
@@ -143,7 +148,7 @@ def curve(results: Results, variant: str, seed: int, stage: str) -> list[tuple[i
     return [(step, loss) for step, loss in points if step <= run.steps]
 
 
-def smooth(points: list[tuple[int, float]]) -> list[tuple[float, float]]:
+def smooth(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """At most CURVE_POINTS points: means over equal windows."""
     width = -(-len(points) // CURVE_POINTS) or 1
     windows = [points[i : i + width] for i in range(0, len(points), width)]

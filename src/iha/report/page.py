@@ -22,7 +22,7 @@ def page(results: Results, sections: Sequence[Section], story: Iterable[str]) ->
         title=html.escape(f"Interleaved Head Attention: experiment {results.part.experiment}"),
         label=html.escape(SCALE_LABELS[results.part.scale]),
         story="".join(f"<p>{html.escape(text)}</p>\n" for text in story),
-        links=" · ".join(f'<a href="#{s.anchor}">{html.escape(s.title)}</a>' for s in sections),
+        links=" ".join(f'<a href="#{s.anchor}">{html.escape(s.title)}</a>' for s in sections),
         sections="".join(map(_section, sections)),
     )
 

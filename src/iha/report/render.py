@@ -101,7 +101,7 @@ def html_table(grid: Grid) -> str:
     notes = "".join(f'<li id="{grid.name}-{i}">{html.escape(n)}</li>' for i, n in enumerate(grid.footnotes, 1))
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{html.escape(grid.name)}"><table>'
-        f"<caption>{html.escape(grid.caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+        f"<caption><span>{html.escape(grid.caption)}</span></caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
         f"</div>\n<ol class=notes>{notes}</ol>\n"
     )
 

@@ -12,7 +12,7 @@ from iha.report.collect import Results
 from iha.report.format import MISSING, display, mean_text, signed
 from iha.report.paper import paper
 from iha.report.records import Footnotes, Grid, ItemScores, Metric, Text
-from iha.report.stats import LEVEL, holm, paired_p
+from iha.report.stats import LEVEL, holm, interval, paired_p
 from iha.report.tables import caption
 
 #: Lengths of the overall mean where all of them were run [spec 11]; otherwise every length.
@@ -24,7 +24,10 @@ BySeed = dict[int, float]
 
 @dataclass(frozen=True)
 class Ruler:
-    """Percent by variant (and length) and seed; a missing seed is absent. `p`: overall against the reference, Holm."""
+    """Percent by variant (and length) and seed; a missing seed is absent. `p`: overall against the reference, Holm.
+
+    `bounds`, `multikey_bounds`: 95 % interval of a mean, absent without the scores of single items.
+    """
 
     lengths: tuple[int, ...]
     tasks: dict[int, tuple[str, ...]]
@@ -33,6 +36,8 @@ class Ruler:
     multikey: dict[tuple[str, int], BySeed]
     overall: dict[str, BySeed]
     p: dict[str, float]
+    bounds: dict[tuple[str, int], tuple[float, float]]
+    multikey_bounds: dict[tuple[str, int], tuple[float, float]]
 
 
 def ruler(results: Results) -> Ruler:
@@ -50,7 +55,19 @@ def ruler(results: Results) -> Ruler:
     multikey = {(v, n): _means(results, v, n, keyed[n]) for v in variants for n in lengths}
     overall = {v: _overall([by_length[v, n] for n in over], results.part.seeds) for v in variants}
     p = _p_values(results, {n: tasks[n] for n in over}, {v for v in variants if overall[v]})
-    return Ruler(lengths, tasks, over, by_length, multikey, overall, p)
+    bounds, key_bounds = (_bounds(results, means, of) for means, of in ((by_length, tasks), (multikey, keyed)))
+    return Ruler(lengths, tasks, over, by_length, multikey, overall, p, bounds, key_bounds)
+
+
+def _bounds(
+    results: Results, means: dict[tuple[str, int], BySeed], tasks: dict[int, tuple[str, ...]]
+) -> dict[tuple[str, int], tuple[float, float]]:
+    found = {}
+    for (v, n), by_seed in means.items():
+        span = interval({s: item_scores(results, v, s, {n: tasks[n]}) for s in by_seed})
+        if span is not None:
+            found[v, n] = (100 * span[0], 100 * span[1])
+    return found
 
 
 def multikey_tasks(tasks: tuple[str, ...]) -> tuple[str, ...]:
@@ -104,8 +121,15 @@ def ruler_grid(results: Results, numbers: Ruler) -> Grid:
     rows = []
     for v in results.part.variants:
         cells = [_cell(numbers.overall[v], _overall_lines(numbers, v, reference), notes)]
-        cells += [_cell(numbers.by_length[v, n], (), notes) for n in numbers.lengths]
-        cells += [_cell(numbers.multikey[v, n], _gain(numbers, v, reference, n), notes) for n in numbers.lengths]
+        cells += [_cell(numbers.by_length[v, n], _span(numbers.bounds, v, n), notes) for n in numbers.lengths]
+        cells += [
+            _cell(
+                numbers.multikey[v, n],
+                (*_span(numbers.multikey_bounds, v, n), *_gain(numbers, v, reference, n)),
+                notes,
+            )
+            for n in numbers.lengths
+        ]
         rows.append((Text(display(v)), *cells))
     header = (
         "variant",
@@ -141,8 +165,9 @@ def _notes(results: Results, numbers: Ruler) -> list[str]:
     reference = results.part.reference
     shown = any(_gain(numbers, v, reference, n) for v in results.part.variants for n in numbers.lengths)
     gain = f"Gain: multi-key mean relative to {display(reference)}." if shown else ""
+    spans = "Brackets: 95 % interval as in Tables 1 and 2." if numbers.bounds else ""
     stars = f"Δ: difference to {display(reference)}, * if significant at {LEVEL} as in Tables 1 and 2."
-    return [text for text in (own, stars, gain, theirs, *paper().figure_notes) if text]
+    return [text for text in (own, stars, spans, gain, theirs, *paper().figure_notes) if text]
 
 
 def _overall_lines(numbers: Ruler, variant: str, reference: str) -> tuple[str, ...]:
@@ -158,6 +183,11 @@ def _cell(values: BySeed, lines: tuple[str, ...], notes: Footnotes) -> Text:
     if not values:
         return Text(MISSING, lines, notes.mark("A task of this mean was not measured, so the mean is blank."))
     return Text(mean_text(list(values.values()), 1), lines)
+
+
+def _span(bounds: dict[tuple[str, int], tuple[float, float]], variant: str, length: int) -> tuple[str, ...]:
+    span = bounds.get((variant, length))
+    return () if span is None else (f"[{span[0]:.1f}, {span[1]:.1f}]",)
 
 
 def _gain(numbers: Ruler, variant: str, reference: str, length: int) -> tuple[str, ...]:

@@ -68,6 +68,8 @@ def _ruler(numbers: Ruler) -> str:
     ordered = sorted(means, key=lambda v: -means[v])
     if not ordered:
         return ""
+    if not any(means.values()):
+        return "RULER overall: 0 for every variant."
     return f"RULER overall: {', '.join(f'{display(v)} {means[v]:.1f}' for v in ordered)}."
 
 

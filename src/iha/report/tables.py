@@ -15,7 +15,8 @@ from iha.report.stats import LEVEL, average_ranks
 
 READING = (
     "Cells: mean over training seeds (± sample SD, ddof 1, from two seeds on) and its 95 % interval (the wider of "
-    "bootstrap over items and, from two seeds on, t over seeds); Δ: difference to {reference}, * if "
+    "bootstrap over items and, from two seeds on, t over seeds; without width where all items score the same); "
+    "Δ: difference to {reference}, * if "
     f"significant at {LEVEL} (sign-flip test over paired items and, from two seeds on, t-test over seeds; Holm over "
     "the table); bold: best of its column and better than each other variant by the same tests (Bonferroni over the "
     "table); paper: the published value."

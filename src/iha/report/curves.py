@@ -1,0 +1,56 @@
+"""Pretraining loss against what it cost: FLOPs, tokens, seconds. From the local journals (resumed steps once)."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+
+from iha.report.collect import Results
+from iha.report.figures import COLOURS, pyplot, save, smooth
+from iha.report.format import SCALE_LABELS, display
+from iha.tracking.journal import read_metrics
+
+AXES = ("training FLOPs", "tokens", "seconds in training steps")
+
+
+def cost_curves(results: Results, variant: str, seed: int, stage: str = "pretrain") -> list[list[tuple[float, float]]]:
+    """(cost, loss) of one run for each of AXES; empty lists if the run or its journal is not there.
+
+    Seconds are the sum of step times: a run that was stopped and resumed does not pay for the pause.
+    """
+    run = results.train(variant, seed, stage)
+    metrics = read_metrics(results.state / run.journal) if run is not None else {}
+    loss = {step: value for step, value in metrics.get("loss", []) if run is not None and step <= run.steps}
+    if run is None or not loss:
+        return [[], [], []]
+    steps = sorted(loss)
+    seconds = dict(metrics.get("step_seconds", []))
+    costs = (
+        [step * (run.flops or 0.0) / run.steps for step in steps] if run.flops else [],
+        [step * run.tokens / run.steps for step in steps],
+        list(accumulate(seconds.get(step, 0.0) for step in steps)) if seconds else [],
+    )
+    return [[(x, loss[step]) for x, step in zip(cost, steps, strict=False)] for cost in costs]
+
+
+def loss_against_cost(results: Results, folder: Path) -> tuple[Path, Path]:
+    """Figure `cost`: one panel for each of AXES, one line for every variant and seed."""
+    plt = pyplot()
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained", sharey=True)
+    for i, v in enumerate(results.part.variants):
+        for seed in results.part.seeds:
+            label = display(v) if seed == results.part.seeds[0] else None
+            for panel, points in zip(panels, cost_curves(results, v, seed), strict=True):
+                smoothed = smooth(points)
+                panel.plot(
+                    [x for x, _ in smoothed], [y for _, y in smoothed], color=COLOURS[i % len(COLOURS)], label=label
+                )
+    for panel, name in zip(panels, AXES, strict=True):
+        panel.set_xlabel(name)
+    panels[0].set_ylabel("pretraining loss, nats per token")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False)
+    figure.suptitle(f"{SCALE_LABELS[results.part.scale]}Pretraining loss against cost")
+    paths = save(figure, folder, "cost")
+    plt.close(figure)
+    return paths
