@@ -3,6 +3,9 @@
 import os
 
 import pytest
+from slurmlab import cluster, no_workflow_left
+
+__all__ = ["cluster", "no_workflow_left"]
 
 # Workers of the test run share the cores; torch's spinning threads would cost more than they bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

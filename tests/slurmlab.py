@@ -23,16 +23,45 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontr
 HEADS: list[subprocess.Popen] = []
 
 
-@pytest.fixture(autouse=True)
-def no_workflow_left():
-    """End what a failed test left running."""
-    yield
-    while HEADS:
-        head = HEADS.pop()
+def end_heads(since: int = 0) -> None:
+    """End workflows that still run, but for the first `since`."""
+    for head in HEADS[since:]:
         if head.poll() is None:
             head.kill()
             head.wait()
+    del HEADS[since:]
 
+
+@pytest.fixture(autouse=True)
+def no_workflow_left():
+    """End what a failed test left running."""
+    since = len(HEADS)
+    yield
+    end_heads(since)
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A private Slurm for all tests that need one."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    found = Cluster()
+    yield found
+    end_heads()
+    found.close()
+
+
+#: A workflow of one training, which leaves the time limit, the end of the command and a parameter open.
+TRAIN = """
+rule all:
+    input: "done.txt"
+rule train:
+    output: "done.txt"
+    params: v=config.get("v", 1)
+    resources: mem_mb=200, runtime=%(minutes)d, slurm_partition="main"
+    shell: "%(python)s train.py run && echo {params.v} > {output}"
+"""
 
 #: A trainer: counts steps until the file `finish` appears; saves and leaves with 75 when told to stop.
 TRAINER = """
@@ -82,14 +111,17 @@ def free_ports() -> int:
 
 
 class Cluster:
-    """A private Slurm of two nodes with four CPUs each."""
+    """A private Slurm, of two nodes with four CPUs each if nothing else is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         # Not pytest's folder: munge wants every folder above its socket readable, and sockets want short paths.
         folder = self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         folder.chmod(0o755)
         up = subprocess.run(
-            [SCRIPTS / "slurm-up.sh", folder, "--port", str(free_ports())], capture_output=True, text=True, check=False
+            [SCRIPTS / "slurm-up.sh", folder, "--port", str(free_ports()), *options],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert up.returncode == 0, up.stderr
         self.env = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{BIN}:{os.environ['PATH']}:/usr/sbin"}
@@ -105,11 +137,6 @@ class Cluster:
     def jobs(self) -> dict[str, str]:
         """State of each job that is still in the queue, by id."""
         return dict(line.split() for line in self("squeue", "-h", "-o", "%i %T").splitlines())
-
-    def submitted(self) -> int:
-        """How many jobs were ever submitted."""
-        done = self("scontrol", "show", "job", "-o").splitlines()
-        return len({m.group(1) for line in done if (m := re.match(r"JobId=(\d+)", line))})
 
     def last(self) -> int:
         """The newest job's id; 0 if there was none."""
@@ -173,9 +200,18 @@ class Toy:
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{logs}"
         return done.stdout
 
-    def finish(self) -> None:
-        """Let the trainer come to its end."""
+    def train(self, *args: str) -> tuple[subprocess.Popen, str]:
+        """Start the workflow of a trainer; it and its job, once that has taken a step."""
+        head = self.start(*args)
+        wait_for(self.executed, what="the first step")
+        return head, self.lives()[-1][0]
+
+    def finish(self, head: subprocess.Popen | None = None) -> None:
+        """Let the trainer come to its end, and its workflow with it; no step may be lost or done twice."""
         self.write("run/finish", "")
+        if head is not None:
+            assert head.wait(timeout=90) == 0, self.read("head.log")
+            assert self.executed() == list(range(1, len(self.executed()) + 1))
 
     def lives(self) -> list[list[str]]:
         """Slurm job id, restart count and first step of each life of the trainer."""
@@ -188,6 +224,11 @@ class Toy:
     def diary(self) -> list[dict]:
         """The lives as the job recorded them."""
         return [json.loads(x) for p in self.folder.rglob("*_lives.jsonl") for x in p.read_text().splitlines()]
+
+
+def trainer(cluster: Cluster, folder: Path, minutes: int = 5) -> Toy:
+    """The workflow TRAIN in `folder`."""
+    return Toy(folder, TRAIN % {"python": sys.executable, "minutes": minutes}, cluster.env)
 
 
 def wait_for(condition, seconds: float = 60, what: str = "") -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import snakemake.common.tests
-from slurmlab import Toy, no_workflow_left, wait_for  # noqa: F401 (a fixture)
+from slurmlab import Toy, wait_for
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_submitit import ExecutorSettings, backend, failure, slurm, task
+from iha.provenance import git_state
+from snakemake_executor_plugin_submitit import ExecutorSettings, backend, failure, slurm, snapshot, task
 from snakemake_executor_plugin_submitit.executor import Executor
 from snakemake_executor_plugin_submitit.keys import Key
 from snakemake_executor_plugin_submitit.request import lead, parse_extra, request, sbatch_options
@@ -167,6 +168,29 @@ def test_sub_04_changed_code_is_said_or_refused(tmp_path):
     assert result["code"] == 1 and result["note"] == "code changed since submission"
 
 
+def test_sub_04_copy_of_the_code_is_made_once_and_knows_its_commit(tmp_path, monkeypatch):
+    root = tmp_path / "project"
+    (root / "src").mkdir(parents=True)
+    assert snapshot.take(root, tmp_path / "code") is None
+    for name, text in {"Snakefile": "", "src/a.py": "x = 1", ".gitignore": "data", "big.bin": "0" * (1 << 21)}.items():
+        (root / name).write_text(text)
+    (root / "data").write_text("much")
+    for command in ("init -q", "add -A", "-c user.name=x -c user.email=x commit -q -m x"):
+        subprocess.run(["git", *command.split()], cwd=root, check=True)
+    copy = snapshot.take(root, tmp_path / "code")
+    assert copy == snapshot.take(root, tmp_path / "code")
+    assert {p.name for p in copy.rglob("*") if p.is_file()} == {"Snakefile", "a.py", ".gitignore", ".git-state"}
+    (root / "src/a.py").write_text("x = 2")
+    assert (copy / "src/a.py").read_text() == "x = 1" and snapshot.take(root, tmp_path / "code") != copy
+    assert git_state(copy / "src") == git_state(root) | {"dirty": False}
+    monkeypatch.setattr(sys, "path", ["", str(root / "src"), str(root / "data"), "/usr/lib"])
+    command = snapshot.command_in(
+        copy, root, f"run --snakefile '{root}/Snakefile' {root}/Snakefile2", [root / "Snakefile"]
+    )
+    assert command.endswith(f"; run --snakefile '{copy}/Snakefile' {root}/Snakefile2")
+    assert command.startswith(f"export PYTHONPATH={copy}/src")
+
+
 def test_preemption_of_an_earlier_life_is_none_of_this_one():
     facts = {"PreemptTime": "2026-01-01T10:00:00", "StartTime": "2026-01-01T10:05:00"}
     assert not task._preempted(facts)
@@ -230,6 +254,52 @@ def watcher(monkeypatch, tmp_path):
     return made
 
 
+def test_failure_waits_for_slurms_word_and_is_then_reported_with_it(watcher):
+    watcher.own.grace = 20.0
+    watcher.paths.result_pickle.write_bytes(pickle.dumps(("success", {"code": 1})))
+    watcher.answer = "COMPLETING"
+    assert look(watcher) == [watcher.info]
+    watcher.answer = "OUT_OF_MEMORY"
+    assert look(watcher) == [] and "OUT_OF_MEMORY: its command failed" in watcher.said[-1]
+
+
+def test_result_is_found_in_a_folder_that_was_quiet(watcher, tmp_path):
+    """A folder that has not changed is not searched again; one that has is."""
+    watcher.own.queue_interval = 60.0
+    watcher._folders = {str(tmp_path)}
+    os.utime(tmp_path, (1, 1))
+    assert look(watcher) == [watcher.info] and watcher._mark is not None
+    watcher._goes_on = lambda _: pytest.fail("searched a folder that has not changed")
+    assert look(watcher) == [watcher.info]
+    del watcher._goes_on
+    watcher.paths.result_pickle.write_bytes(pickle.dumps(("success", {"code": 0})))
+    assert look(watcher) == []
+
+
+#: Rows of `sacct -n -P -o JobID,State,Reason,NodeList` (Slurm 22.05 with slurmdbd).
+ACCOUNTING = {
+    "COMPLETED": "9|COMPLETED|None|n1\n9.batch|COMPLETED||n1\n",
+    "CANCELLED": "9|CANCELLED by 0|None|n1\n9.batch|CANCELLED||n1\n",
+    "TIMEOUT": "9|TIMEOUT|None|n[1-2]\n9.batch|CANCELLED||n1\n9.0|CANCELLED by 0||n[1-2]\n",
+    "OUT_OF_MEMORY": "9|FAILED|None|n1\n9.batch|FAILED||n1\n9.0|OUT_OF_MEMORY||n1\n",
+    "NODE_FAIL": "9|NODE_FAIL|NodeDown|n2\n",
+    "GONE": "Slurm accounting storage is disabled\n",
+}
+
+
+@pytest.mark.parametrize("state", ACCOUNTING)
+def test_accounting_is_read(state):
+    found = slurm.parse_accounting(ACCOUNTING[state])
+    assert found.state == state
+    assert found.node == {"TIMEOUT": "n[1-2]", "NODE_FAIL": "n2", "GONE": ""}.get(state, "n1")
+    assert found.reason == {"NODE_FAIL": "NodeDown"}.get(state, "")
+
+
+def test_without_accounting_and_controller_a_job_is_gone(monkeypatch):
+    monkeypatch.setattr(slurm, "_run", lambda *_: None)
+    assert slurm.post_mortem("7") == slurm.Death("GONE")
+
+
 def look(executor, jobs=None):
     import asyncio
 
@@ -286,9 +356,9 @@ def test_one_squeue_per_interval_whatever_the_number_of_jobs(watcher):
 
 def test_looking_slows_down_with_the_number_of_jobs(watcher):
     look(watcher)
-    assert watcher.next_seconds_between_status_checks == watcher.own.poll
+    few = watcher.next_seconds_between_status_checks
     look(watcher, [watcher.info] * 20000)
-    assert watcher.own.poll < watcher.next_seconds_between_status_checks <= 10
+    assert watcher.own.poll <= few < watcher.next_seconds_between_status_checks <= 10
 
 
 def test_cancel_is_one_call_for_all_jobs(watcher, monkeypatch):

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from dag import BIN, ROOT, checkout
-from slurmlab import HEADS, Cluster, missing, no_workflow_left, wait_for  # noqa: F401 (a fixture)
+from slurmlab import HEADS, Cluster, missing, wait_for
 
 from iha.manifest import read_manifest
 from iha.tracking import read_metrics

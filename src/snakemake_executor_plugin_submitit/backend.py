@@ -34,6 +34,7 @@ class Live:
     work: task.Task | None = None
     since: float = field(default_factory=time.time)
     suspect: float | None = None
+    ended: float | None = None
     errors: int = 0
     gpus: tuple[int, ...] = ()
 

@@ -20,7 +20,7 @@ from snakemake_interface_executor_plugins.executors.real import RealExecutor
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.utils import format_cli_arg
 
-from snakemake_executor_plugin_submitit import backend, failure, keys, slurm
+from snakemake_executor_plugin_submitit import backend, failure, keys, slurm, snapshot
 from snakemake_executor_plugin_submitit.backend import Live
 from snakemake_executor_plugin_submitit.request import request
 from snakemake_executor_plugin_submitit.task import Task, fingerprint
@@ -36,6 +36,7 @@ class Executor(Watching, RemoteExecutor):  # type: ignore[misc]
         # The base class starts the polling thread before __post_init__: what it reads must exist by then.
         self._orphans: dict[str, tuple[str, slurm.Row]] | None = None
         self._code: dict[str, str] | None = None
+        self._copy: Path | None = None
         self._sharing = threading.Lock()
         self._begin_watching(workflow.executor_settings)
         super().__init__(workflow, logger)
@@ -92,6 +93,8 @@ class Executor(Watching, RemoteExecutor):  # type: ignore[misc]
     def _name(self, live: Live) -> None:
         prefix = "" if self.own.cluster == "slurm" else f"{self.own.cluster}:"
         live.info.external_jobid, live.info.aux = f"{prefix}{live.id}", {"live": live}
+        if live.handle is not None and self.own.cluster == "slurm":
+            self._folders.add(os.path.dirname(live.result_file))  # noqa: PTH120
 
     def _folder(self, job: Any) -> Path:
         """One folder per rule; none per job, which old versions of Slurm would not create."""
@@ -104,7 +107,7 @@ class Executor(Watching, RemoteExecutor):  # type: ignore[misc]
         if own.cluster == "local" and not self._take_gpus(live):
             return
         work = Task(
-            self.format_job_exec(job),
+            self._command(job),
             own.cluster,
             requeue=own.requeue,
             code=self._fingerprint(),
@@ -118,12 +121,28 @@ class Executor(Watching, RemoteExecutor):  # type: ignore[misc]
     def _root(self) -> Path:
         return Path(self.workflow.main_snakefile).absolute().parent
 
+    @property
+    def _named(self) -> list[Path]:
+        """The Snakefile and the config files."""
+        config_files = self.workflow.config_settings.configfiles
+        return [Path(str(path)).absolute() for path in (self.workflow.main_snakefile, *config_files)]
+
+    def _command(self, job: Any) -> str:
+        """What the job runs: on a copy of the code if the user wants that and git knows the code."""
+        command = str(self.format_job_exec(job))
+        if self.own.on_drift != "snapshot":
+            return command
+        if self._copy is None:
+            self._copy = snapshot.take(self._root, self.folder / "code") or Path()
+            if self._copy == Path():
+                self.logger.warning(f"{self._root} is no git checkout: jobs run its code as it is when they start.")
+        return command if self._copy == Path() else snapshot.command_in(self._copy, self._root, command, self._named)
+
     def _fingerprint(self) -> dict[str, str]:
         """Code and config as this workflow has read them, to be compared when a job starts."""
         if self._code is None:
             self._code = fingerprint(str(self._root))
-            named = [self.workflow.main_snakefile, *self.workflow.config_settings.configfiles]
-            known = {os.path.relpath(str(path), self._root): "" for path in named}
+            known = {os.path.relpath(path, self._root): "" for path in self._named}
             self._code |= fingerprint(str(self._root), known)
         return self._code
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 LINES, WIDTH = 15, 300
+
+#: SIGKILL in Snakemake's words and as a shell's exit code; Slurm's own words.
+_KILLED = re.compile(r"Signals\.SIGKILL|exit status 137\b|oom.kill", re.IGNORECASE)
 
 #: What helps, by the state Slurm gives.
 ADVICE = {
@@ -19,6 +23,8 @@ ADVICE = {
     "DEADLINE": "its deadline passed",
     "CANCELLED": "somebody cancelled it (scancel), or a limit of the account did",
     "GONE": "neither squeue, scontrol nor sacct knows it any more; the log below ends where the job did",
+    "KILLED": "its process was killed, most often for want of memory: it asked for mem_mb={mem_mb}; raise mem_mb for "
+    "this rule (set-resources in the profile)",
     "COMPLETED": "it ended without a result: a full or slow shared file system; raise --submitit-grace if it is slow",
 }
 #: What helps when sbatch refuses, by a part of its words.
@@ -60,6 +66,11 @@ def advice_for(state: str, job: Any, lead: int) -> str:
     return text.format(mem_mb=resources.get("mem_mb"), runtime=resources.get("runtime"), lead=lead)
 
 
+def was_killed(log: Path | None) -> bool:
+    """Whether the log's end speaks of a process that was killed, as the kernel does when memory runs out."""
+    return log is not None and bool(_KILLED.search("\n".join(tail(log, 3 * LINES))))
+
+
 def refusal(message: str) -> str:
     """What helps when sbatch refused with these words."""
     return next((help_ for part, help_ in REFUSALS.items() if part in message.lower()), "")
@@ -75,13 +86,13 @@ def telling_log(job: Any, own: Path | None, since: float) -> Path | None:
     return own if own is not None and own.is_file() and own.stat().st_size else None
 
 
-def tail(path: Path) -> list[str]:
+def tail(path: Path, lines: int = LINES) -> list[str]:
     """Last lines of a file, each cut to a readable width."""
     try:
         with path.open("rb") as log:
             log.seek(0, 2)
-            log.seek(max(0, log.tell() - LINES * WIDTH * 4))
+            log.seek(max(0, log.tell() - lines * WIDTH * 4))
             text = log.read().decode(errors="replace")
     except OSError as error:
         return [f"(not readable: {error})"]
-    return [line[:WIDTH] for line in text.rstrip().splitlines()[-LINES:]]
+    return [line[:WIDTH] for line in text.rstrip().splitlines()[-lines:]]

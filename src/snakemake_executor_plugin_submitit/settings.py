@@ -50,7 +50,7 @@ class ExecutorSettings(ExecutorSettingsBase):  # type: ignore[misc]
         "More sbatch options for all jobs, as on its command line; a rule's slurm_extra adds.",
         env=True,
     )
-    poll: float | None = _setting(0.25, float, "Seconds between two looks for results; more if there are many jobs.")
+    poll: float | None = _setting(0.1, float, "Seconds between two looks for results; more if there are many jobs.")
     queue_interval: float | None = _setting(
         15.0, float, "Seconds between two calls of squeue; one call answers for all jobs."
     )
@@ -79,8 +79,10 @@ class ExecutorSettings(ExecutorSettingsBase):  # type: ignore[misc]
     on_drift: str | None = _setting(
         "warn",
         str,
-        "If code or config on disk changed between submission and start of a job: warn, or fail the job.",
-        choices=("warn", "fail"),
+        "If code or config on disk changed between submission and start of a job: warn; fail the job; or snapshot: "
+        "jobs run a copy of the code, made when they were submitted.",
+        env=True,
+        choices=("warn", "fail", "snapshot"),
     )
     key: str | None = _setting(
         "comment",

@@ -97,11 +97,23 @@ def post_mortem(job: str) -> Death:
     out = _run(["scontrol", "show", "job", "-o", job], 30)
     if out and (state := _field(out, "JobState")):
         return Death(state, _field(out, "Reason"), _field(out, "BatchHost") or _field(out, "NodeList"))
-    out = _run(["sacct", "-n", "-P", "-X", "-j", job, "-o", "State,Reason,NodeList"], 30)
-    line = out.strip().splitlines()[-1] if out and out.strip() else ""
-    state, _, rest = line.partition("|")
-    reason, _, node = rest.partition("|")
-    return Death(state.split(" ")[0].rstrip("+"), reason, node) if state else Death("GONE")
+    return parse_accounting(_run(["sacct", "-n", "-P", "-j", job, "-o", "JobID,State,Reason,NodeList"], 30) or "")
+
+
+def parse_accounting(text: str) -> Death:
+    """The end of a job in `sacct -n -P -o JobID,State,Reason,NodeList`: the allocation's row, unless a step knows more.
+
+    A job whose step ran out of memory may itself be recorded as FAILED.
+    """
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
+    jobs = [row for row in rows if "." not in row[0]]
+    if not jobs:
+        return Death("GONE")
+    _, state, reason, node = jobs[-1]
+    if any(row[1] == "OUT_OF_MEMORY" for row in rows):
+        state = "OUT_OF_MEMORY"
+    known = "" if reason in ("None", "Unknown") else reason
+    return Death(state.split(" ")[0].rstrip("+"), known, "" if node.startswith("None") else node)
 
 
 def _field(text: str, name: str) -> str:

@@ -61,6 +61,9 @@ class Task:
             say(f"changed since this job was submitted: {', '.join(drift[:10])}")
             if self.on_drift == "fail":
                 return self._leave({"code": 1, "note": "code changed since submission", "drift": drift})
+            if self.on_drift == "snapshot":
+                say("this job runs the copy that was made then")
+                drift = []
         while True:
             started, self._asked = time.time(), False
             code, resumable = self._live()

@@ -16,6 +16,10 @@ from snakemake_executor_plugin_submitit.backend import Live
 PATIENCE = 30
 #: Seconds that a job may stay in a state after which Slurm usually requeues it.
 PASSING_SECONDS = 300.0
+#: Coarsest clock of a file system's times.
+TICK_SECONDS = 2.0
+#: Seconds that Slurm may take to end a job whose failure is known; only then does it say why (OUT_OF_MEMORY, say).
+ENDING_SECONDS = 10.0
 #: Most seconds between two looks.
 SLOWEST = 10.0
 
@@ -38,24 +42,48 @@ class Watching:
         self._rows: dict[str, slurm.Row] = {}
         self._rows_at = self._asked_at = self._cost = 0.0
         self._silent = False
+        self._folders: set[str] = set()
+        self._mark: tuple[object, ...] | None = None
 
     async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
         """Yield the jobs that still run; report the others. No exception leaves this method."""
+        began = time.thread_time()
         for info in await asyncio.to_thread(self._look_at_all, active_jobs):
             yield info
         # However many jobs there are, looking at them takes half a part in a hundred of the time.
-        self.next_seconds_between_status_checks = max(self.own.poll, min(200 * self._cost, SLOWEST))
+        spent = self._cost + time.thread_time() - began
+        self.next_seconds_between_status_checks = max(self.own.poll, min(200 * spent, SLOWEST))
 
     def _look_at_all(self, jobs: list[Any]) -> list[Any]:
         began = time.thread_time()
+        going = jobs
         if jobs:
             try:
                 self._refresh()
             except Exception as error:
                 self.logger.warning(f"submitit: {type(error).__name__} while asking Slurm: {error}")
-        going = [info for info in jobs if self._goes_on(info)]
+            mark = self._still(len(jobs))
+            if mark is None or mark != self._mark:
+                going = [info for info in jobs if self._goes_on(info)]
+                restless = any(x.suspect or x.ended or x.errors or x.handle is None for x in list(self._live.values()))
+                self._mark = None if restless else mark
         self._cost = time.thread_time() - began
         return going
+
+    def _still(self, count: int) -> tuple[object, ...] | None:
+        """What must stay the same for a look to find nothing new: the folders of results, and Slurm's last answer.
+
+        None if that cannot be told: a folder that changed a moment ago may change again within its clock's tick.
+        """
+        if self.own.cluster != "slurm":
+            return None
+        try:
+            stamps = [(folder, os.stat(folder).st_mtime_ns) for folder in sorted(self._folders)]  # noqa: PTH116
+        except OSError:
+            return None
+        if any(time.time() - stamp / 1e9 < TICK_SECONDS for _, stamp in stamps):
+            return None
+        return count, self._rows_at, self._asked_at, *stamps
 
     def _refresh(self) -> None:
         """One squeue for all jobs, at most once per interval."""
@@ -116,12 +144,8 @@ class Watching:
 
     def _conclude(self, live: Live, outcome: dict[str, Any]) -> bool:
         """Act on a result; True if the job goes on because it was submitted again."""
-        if outcome.get("drift"):
-            self.logger.warning(
-                f"{failure.name(live.info.job)} [{live.id}] ran with files changed since it was submitted: "
-                f"{', '.join(outcome['drift'][:5])}"
-            )
         if outcome["code"] == 0:
+            self._mention(live, outcome)
             self._finish(live, "", "", None)
             return False
         if outcome.get("again"):
@@ -130,15 +154,27 @@ class Watching:
             self._start(live)
             self._name(live)
             return True
+        state = slurm.post_mortem(live.id).state if self.own.cluster == "slurm" else ""
+        live.ended = live.ended or time.time()
+        if state in slurm.ALIVE and time.time() - live.ended < min(self.own.grace, ENDING_SECONDS):
+            return True
+        self._mention(live, outcome)
         note = outcome.get("note") or outcome.get("stop") or "its command failed"
-        state = ""
-        if self.own.cluster == "slurm":
-            state = slurm.post_mortem(live.id).state
         known = state in failure.ADVICE and state not in ("COMPLETED", "GONE")
         what = f"{state}: {note}" if known else note
-        advice = failure.advice_for(state, live.info.job, self.own.lead) if known else ""
+        if not known and failure.was_killed(live.log):
+            state = "KILLED"
+        advice = failure.advice_for(state, live.info.job, self.own.lead) if known or state == "KILLED" else ""
         self._finish(live, f"{what}, on {outcome.get('node', 'an unknown node')}", advice, live.log)
         return False
+
+    def _mention(self, live: Live, outcome: dict[str, Any]) -> None:
+        """Say which files a job found changed."""
+        if outcome.get("drift"):
+            self.logger.warning(
+                f"{failure.name(live.info.job)} [{live.id}] ran with files changed since it was submitted: "
+                f"{', '.join(outcome['drift'][:5])}"
+            )
 
     def _died(self, live: Live, state: str) -> None:
         if self.own.cluster == "local":

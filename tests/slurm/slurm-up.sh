@@ -2,17 +2,18 @@
 # A private Slurm on one machine: munged, slurmctld and N slurmd, all below one folder. No root, no systemd, nothing
 # outside the folder. Debian/Ubuntu packages: slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins.
 #
-#   slurm-up.sh FOLDER [--nodes N] [--cpus N] [--gpus N] [--mem MB] [--port P]
+#   slurm-up.sh FOLDER [--nodes N] [--cpus N] [--gpus N] [--mem MB] [--port P] [--task none|affinity]
 #   . FOLDER/env            # SLURM_CONF and PATH
 #   slurm-down.sh FOLDER
 set -euo pipefail
 
 folder=$(realpath -m "${1:?usage: slurm-up.sh FOLDER [options]}")
 shift
-nodes=2 cpus=4 gpus=1 mem=4000 port=17000
+nodes=2 cpus=4 gpus=1 mem=4000 port=17000 task=none
 while [ $# -gt 1 ]; do
   case $1 in
     --nodes) nodes=$2 ;; --cpus) cpus=$2 ;; --gpus) gpus=$2 ;; --mem) mem=$2 ;; --port) port=$2 ;;
+    --task) task=$2 ;;
     *) echo "slurm-up.sh: unknown option $1" >&2; exit 2 ;;
   esac
   shift 2
@@ -35,7 +36,8 @@ munged --key-file="$folder/munge/key" --socket="$folder/munge/socket" --pid-file
 echo "munged $(cat "$folder/munge/pid")" >> "$folder/pids"
 
 # cred_expire: a requeued job may start again six seconds later, instead of two minutes.
-# linuxproc and no task plugin: work in any container; memory limits are not enforced.
+# linuxproc and no task plugin: work in any container; memory limits are not enforced. Affinity binds jobs to CPUs, so
+# its nodes may have no more of them than the machine.
 cat > "$folder/slurm.conf" <<CONF
 ClusterName=private
 SlurmctldHost=$host(127.0.0.1)
@@ -52,7 +54,7 @@ SlurmdPidFile=$folder/run/slurmd-%n.pid
 SlurmctldLogFile=$folder/log/slurmctld.log
 SlurmdLogFile=$folder/log/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/$task
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none

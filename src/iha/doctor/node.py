@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -74,9 +72,8 @@ def main() -> None:
     if args.nodes * args.tasks > 1:
         run = lambda: ranks(args.nodes, args.tasks, args.threads, config.runtime.device, folder)  # noqa: E731
         todo.append(("ranks", run))
-    where = os.environ.get("SLURMD_NODENAME") or platform.node().partition(".")[0]
     try:
-        write_json(args.report, [outcome.as_json() for outcome in perform(todo, where)])
+        write_json(args.report, [outcome.as_json() for outcome in perform(todo)])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,9 +32,14 @@ class Outcome:
 Check = tuple[str, Callable[[], Iterable[Outcome]]]
 
 
+def here() -> str:
+    """This machine's name: Slurm's inside a job, else the host's."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+
+
 def perform(checks: Iterable[Check], where: str = "") -> Iterator[Outcome]:
     """Run the checks one after the other; whatever one raises is its failure, never the end of the others."""
-    where = where or socket.gethostname().partition(".")[0]
+    where = where or here()
     for name, check in checks:
         try:
             for outcome in check():

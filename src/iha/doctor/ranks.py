@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import os
 import platform
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from iha.doctor.outcome import Outcome, perform
+from iha.doctor.outcome import Outcome, here, perform
 from iha.manifest import atomic_path, write_json
 from iha.train.distributed import World, start
 
@@ -57,8 +56,7 @@ def shared_files(world: World, folder: Path) -> Iterator[Outcome]:
     """Files that rank 0 renames must appear to every rank, and a lock it holds must be refused to the others."""
     waits = [_appears(world, folder / f"seen-{i}") for i in range(FILES)]
     slowest, refused = max(waits), all(world.gather(_refused(world, folder / "lock")))
-    mine = f"{os.environ.get('SLURMD_NODENAME', platform.node())}"
-    nodes = sorted(set(world.gather(mine)))
+    nodes = sorted(set(world.gather(here())))
     text = f"seen from {', '.join(nodes)} after {slowest:.2f} s"
     if slowest >= LOST_SECONDS:
         yield Outcome(
