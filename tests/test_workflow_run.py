@@ -1,6 +1,7 @@
 """One real run of the micro DAG, then what does and what does not rerun after it."""
 
 import json
+import re
 import shutil
 import subprocess
 
@@ -36,6 +37,21 @@ def test_a_cell_can_be_traced(finished):
         assert f"  {what} " in done.stdout
     assert "CHANGED" not in done.stdout
     assert "MISSING" not in done.stdout
+
+
+def test_snakemakes_own_report_has_every_result_with_category_and_caption(finished):
+    snakemake(finished, "--report", "report.html")
+    text = (finished / "report.html").read_text()
+    categories = json.loads(re.search(r"categories = (\{.*?\});?\n", text)[1])
+    assert set(categories) == {"The page", "Claims", "Tables", "Figures"}
+    paths = [path for groups in categories.values() for paths in groups.values() for path in paths]
+    assert len(paths) >= 9
+    for path in paths:
+        entry = text[text.index(f'"{path}": {{"name"') :]
+        labels, caption = re.search(r'"labels": \{"result": "([^"]+)"\}.*?"caption": "([^"]*)"', entry).groups()
+        assert labels
+        assert len(caption) > 100, f"{path} has no caption"
+    assert not re.findall(r'(?:src|href)="https?://', text), "opens offline"
 
 
 def test_every_manifest_names_its_parents_by_content(finished):

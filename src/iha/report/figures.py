@@ -39,7 +39,7 @@ def save(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
     for path in paths:
         metadata = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
         with atomic_path(path) as temporary:
-            figure.savefig(temporary, format=path.suffix[1:], dpi=150, bbox_inches="tight", metadata=metadata)
+            figure.savefig(temporary, format=path.suffix[1:], dpi=150, metadata=metadata)
     return paths
 
 
