@@ -100,13 +100,12 @@ def test_folder_that_cannot_be_written_is_named():
 
 
 def test_disk_is_compared_with_what_the_run_will_write(tmp_path):
-    stores, runs = command.planned_bytes(load_config(MICRO))
-    assert stores == 2 * (120_000 + 20_000 + 2 * 2 * 512)
-    assert runs % 3 == 0 and runs > 0
+    small = next(command.disk(load_config(MICRO)))
+    assert small.status == "ok" and "checkpoints and weights" in small.found
+    assert "TB planned" in next(command.disk(Config())).found
     free = storage.free_bytes(tmp_path)
     states = [next(storage.room(tmp_path, int(free * share), "x")).status for share in (0.1, 0.9, 1.1)]
     assert states == ["ok", "warn", "fail"]
-    assert sum(command.planned_bytes(Config())) > 1e12
 
 
 @pytest.fixture

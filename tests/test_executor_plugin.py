@@ -1,11 +1,15 @@
 """The executor plugin without Slurm: as local processes, in-process, and its parts alone."""
 
+import dataclasses
 import os
 import pickle
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import types
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +21,7 @@ from iha.provenance import git_state
 from snakemake_executor_plugin_submitit import ExecutorSettings, backend, failure, slurm, snapshot, task
 from snakemake_executor_plugin_submitit.executor import Executor
 from snakemake_executor_plugin_submitit.keys import Key
-from snakemake_executor_plugin_submitit.request import lead, parse_extra, request, sbatch_options
+from snakemake_executor_plugin_submitit.request import SITE, lead, parse_extra, request, sbatch_options
 
 KEY = "smk-0123456789ab-0123456789ab-01234567"
 
@@ -376,6 +380,46 @@ def test_jobs_can_be_left_in_the_queue(watcher, monkeypatch):
     watcher.own.on_exit = "leave"
     watcher.cancel_jobs([])
     assert "Left in the queue: 7" in watcher.said[-1]
+
+
+def test_plugin_is_a_package_of_its_own(tmp_path):
+    """Its wheel holds every module and needs nothing of the project around it."""
+    source = Path(slurm.__file__).parent
+    shutil.copytree(source, tmp_path / "plugin", ignore=shutil.ignore_patterns("__pycache__"))
+    build = "from setuptools import build_meta; print(build_meta.build_wheel('..'))"
+    done = subprocess.run(
+        [sys.executable, "-c", build], cwd=tmp_path / "plugin", check=True, capture_output=True, text=True
+    )
+    with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
+        names = wheel.namelist()
+        facts = wheel.read(next(n for n in names if n.endswith("METADATA"))).decode()
+        text = "".join(wheel.read(n).decode() for n in names if n.endswith(".py"))
+    assert {path.name for path in source.glob("*.py")} == {Path(n).name for n in names if n.endswith(".py")}
+    assert "snakemake_executor_plugin_submitit/py.typed" in names
+    assert "Name: snakemake-executor-plugin-submitit" in facts and "## Settings" in facts
+    assert not re.search(r"^\s*(from|import) iha\b", text, re.M)
+
+
+def test_readme_documents_every_setting_and_resource():
+    text = (Path(slurm.__file__).parent / "README.md").read_text()
+    for field in dataclasses.fields(ExecutorSettings):
+        row = next(
+            row for row in text.splitlines() if row.startswith("|") and f"`{field.name.replace('_', '-')}`" in row
+        )
+        assert ("✓" in row) == bool(field.metadata.get("env_var")), row
+    resources = text.partition("## Resources")[2]
+    for name in (
+        *SITE,
+        "mem_mb",
+        "runtime",
+        "nodes",
+        "tasks_per_node",
+        "gpus_per_node",
+        "gpu",
+        "gpu_model",
+        "slurm_extra",
+    ):
+        assert f"`{name}`" in resources, name
 
 
 # ---- whole workflows on this machine ---------------------------------------------------------------------------------

@@ -12,9 +12,7 @@ from iha.config import Config
 from iha.configcheck import load_config
 from iha.doctor import node, services, site, storage
 from iha.doctor.outcome import Check, Outcome, line, perform, summary
-
-#: Bytes per parameter of a checkpoint: fp32 weights and two moments. Of the final weights: fp32.
-CHECKPOINT_BYTES, FINAL_BYTES = 12, 4
+from iha.plan.text import size
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
@@ -78,22 +76,11 @@ def _no_job() -> Iterator[Outcome]:
 
 
 def disk(config: Config) -> Iterator[Outcome]:
-    """Room in the state folder for token stores, checkpoints and final weights."""
-    stores, runs = planned_bytes(config)
-    what = f"token stores {storage.size(stores)}, checkpoints and weights {storage.size(runs)}"
-    yield from storage.room(Path(config.runtime.state_dir), stores + runs, what)
+    """Room in the state folder for what `iha plan` says the run will keep."""
+    from iha.plan.jobs import jobs
 
-
-def planned_bytes(config: Config) -> tuple[int, int]:
-    """Bytes of token stores, and of all runs' checkpoints and final weights."""
-    from iha.dag import ledger_slice
-    from iha.flops import ledger
-
-    width = 2 if config.tokenizer.vocab_size <= 1 << 16 else 4
-    recipes = (config.pretrain, config.extend, config.sft)
-    limits = (config.data.pretrain.max_tokens, config.data.extend.max_tokens, config.data.sft.max_tokens)
-    stores = sum(width * (limit or recipe.tokens) for limit, recipe in zip(limits, recipes, strict=True))
-    # keep_checkpoints, the last healthy one, and the one being written
-    per_parameter = sum((r.keep_checkpoints + 2) * CHECKPOINT_BYTES + FINAL_BYTES for r in recipes)
-    params = sum(row["params"]["total"] for row in ledger(ledger_slice(config))["variants"].values())
-    return stores, int(params) * len(config.seeds) * per_parameter
+    found = jobs(config)
+    data, runs = sum(job.data_bytes for job in found), sum(job.checkpoint_bytes for job in found)
+    what = f"data {size(data)}, checkpoints and weights {size(runs)}"
+    needed = data + runs + sum(job.log_bytes for job in found)
+    yield from storage.room(Path(config.runtime.state_dir), int(needed), what)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from iha.doctor.outcome import Outcome
 from iha.manifest import atomic_path
+from iha.plan.text import size
 
 ROUNDS = 20
 #: Milliseconds to write, sync and rename one small file.
@@ -143,12 +144,3 @@ def room(folder: Path, needed: int, what: str) -> Iterator[Outcome]:
         )
     else:
         yield Outcome("disk", "ok", text)
-
-
-def size(count: float) -> str:
-    """Bytes in a readable unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
