@@ -45,7 +45,7 @@ def _sqlite(file: Path, several_nodes: bool) -> Outcome:
             "mlflow",
             "warn",
             f"{file} on {kind}: sqlite does not stand writers on many nodes",
-            "run `mlflow server` on one machine and export MLFLOW_TRACKING_URI=http://HOST:5000 (docs/cluster.md, 5)",
+            "run `mlflow server` on one machine and export MLFLOW_TRACKING_URI=http://HOST:5000 (docs/cluster.md, 6)",
         )
     return Outcome("mlflow", "ok", f"{file} ({'there' if file.exists() else 'will be made'})")
 
