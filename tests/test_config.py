@@ -141,6 +141,18 @@ def test_snk_10_numbers_never_arrive_as_text(tmp_path):
     assert all(isinstance(x, float) for x in (recipe.lr, recipe.clip_norm, recipe.eps))
 
 
+def test_snk_10_a_rate_a_time_and_a_seed(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("pretrain: {lr: 3e-4}\ntime: 12:30:00\nseeds: [010]\n")
+    assert load_yaml(path)["time"] == "12:30:00"
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert [line.removeprefix(f"{path}: ").split("; ")[0] for line in sorted(str(caught.value).splitlines())] == [
+        "seeds.0 is '010'",
+        "time: unknown key",
+    ]
+
+
 @pytest.mark.parametrize(("one", "two"), [("0.1", "1e-1"), ("1.0", "1"), (".5", "0.50"), ("3e-4", "0.0003")])
 def test_snk_10_equal_numbers_dump_alike(tmp_path, one, two):
     dumps = []
@@ -205,7 +217,7 @@ SAME = {
     "engine.loss_chunk", "engine.backend",
 }  # fmt: skip
 SCALE = (
-    "experiment", "scale", "synthetic", "tokenizer.", "data.", "runtime.", "plan.",
+    "experiment", "scale", "synthetic", "separation", "tokenizer.", "data.", "runtime.", "plan.",
     "model.hidden_dim", "model.n_layers", "model.n_heads", "model.ffn_dim",
     *(f"{stage}.{field}" for stage in ("pretrain", "extend", "sft")
       for field in ("seq_len", "steps", "global_batch", "micro_batch", "warmup_steps", "checkpoint_every")),

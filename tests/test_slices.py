@@ -34,6 +34,7 @@ SMALL = {
         ],
         "items": {"gsm8k": "templates"},
     },
+    "separation": {"seeds": 2},
 }
 
 
@@ -57,6 +58,8 @@ def slices(config: Config) -> dict[str, str]:
         "items": dag.items_slice(config),
         "report": dag.report_slice(config),
         "tracking": dag.tracking_slice(config),
+        "theory": dag.theory_slice(),
+        "separation": dag.separation_slice(config),
         **{f"tokenise.{split}": dag.tokenise_slice(config, split) for split in SPLITS},
         **{f"ruler.{length}": dag.ruler_slice(config, length) for length in dag.ruler_lengths(config)},
         **{f"evaluate.{s.name}.{s.model}": dag.eval_slice(config, s.name, s.model) for s in config.evals.suites},
@@ -65,7 +68,7 @@ def slices(config: Config) -> dict[str, str]:
         for seed in config.seeds:
             for stage in SPLITS:
                 out[f"{stage}.{variant.name}.{seed}"] = dag.train_slice(config, stage, variant.name, seed)
-    return {name: dag.dump(part) for name, part in out.items()}
+    return {name: dag.dump(part) for name, part in out.items() if part is not None}
 
 
 BASE = slices(parse_config(SMALL))
@@ -77,7 +80,9 @@ MODEL = TRAINED | {"flops"}
 
 REACHES = {
     "experiment": ("other", {"report", "tracking"}),
-    "scale": ("ladder", {"report"}),
+    "scale": ("ladder", {"report", "separation"}),
+    "separation__seeds": (1, {"separation"}),
+    "separation__cpm": ({"sizes": [4]}, {"separation"}),
     "model__ffn_dim": (64, MODEL),
     "model__rope_theta": (10_000.0, MODEL),
     "tokenizer__train_bytes": (2000, {"tokenizer"}),
