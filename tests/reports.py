@@ -94,7 +94,7 @@ class World:
         self.inputs[f"train:{variant}:{seed}:{stage}"] = manifest(stage, facts)
 
     def everything(self) -> None:
-        """Add what shows only in larger experiments: needle depths."""
+        """Add what shows only in larger experiments: needle depths, loss by position."""
         for i, v in enumerate(self.variants):
             for seed in self.seeds:
                 rows = [
@@ -102,7 +102,12 @@ class World:
                     for n in (512, 1024)
                     for b in range(0, 10, 3)
                 ]
-                self.inputs[f"eval:{v}:{seed}:ruler:long"].facts["ruler"] = {"means": [], "depths": rows}
+                facts = self.inputs[f"eval:{v}:{seed}:ruler:long"].facts
+                facts["ruler"] = {"means": [], "depths": rows}
+                facts["positions"] = {
+                    "length": 1024, "pretrain_len": 256, "loss": [4.0 - 0.1 * i - 0.01 * at for at in range(31)] + [None],
+                    "tokens": [32] * 31 + [0], "sequences": 8, "unseen": True,
+                }  # fmt: skip
 
     def lay_out(self, results: Path) -> None:
         """Write every manifest where a finished run has it, each with the hashes of its parents, and a report's."""

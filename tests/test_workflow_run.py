@@ -39,6 +39,14 @@ def test_a_cell_can_be_traced(finished):
     assert "MISSING" not in done.stdout
 
 
+def test_every_variant_reads_the_same_text_along_the_extended_context(finished):
+    evals = finished / "results" / "micro" / "evals"
+    found = [read_manifest(evals / v / "seed1" / "ruler.long.json").facts["positions"] for v in ("global", "iha")]
+    assert found[0]["tokens"] == found[1]["tokens"]
+    assert all(one["unseen"] and one["length"] == 512 for one in found)
+    assert found[0]["loss"] != found[1]["loss"]
+
+
 def test_snakemakes_own_report_has_every_result_with_category_and_caption(finished):
     snakemake(finished, "--report", "report.html")
     text = (finished / "report.html").read_text()

@@ -123,11 +123,12 @@ def eval_manifest(suite, model, variant="{variant}", seed="{seed}"):
 
 
 def eval_inputs(w):
-    """Checkpoint, tokenizer, items, and the RULER lengths of the suite."""
+    """Checkpoint, tokenizer, items, the RULER lengths of the suite, and text to read along an extended context."""
     lengths = dag.suite_of(CFG, w.suite, w.model).lengths
     return {
         "model": run_manifest(MODEL_STAGES[w.model], w.variant, w.seed),
         "tokenizer": f"{OUT}/data/tokenizer.json",
         "items_": f"{OUT}/data/items.json",
         **{f"ruler_{n}": f"{OUT}/ruler/{n}.json" for n in lengths},
+        **({"store": f"{OUT}/data/extend.json"} if w.model == "long" else {}),
     }

@@ -9,6 +9,7 @@ from iha.report.depth import depth_section
 from iha.report.export import cells_csv
 from iha.report.ledger import flops_grid
 from iha.report.page import image, tables
+from iha.report.positions import positions_section
 from iha.report.relation_section import relations_section
 from iha.report.ruler import ruler_grid
 from iha.report.section import Build, Findings, Section
@@ -70,6 +71,7 @@ SECTIONS: tuple[Build, ...] = (
     table2,
     figure2,
     depth_section,
+    positions_section,
     answers_section,
     relations_section,
     flops,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from iha.evals.tasks import offline
 from iha.hub.folders import CONTEXTS
-from iha.manifest import verify_files
 from iha.slices import EvalSlice
 from iha.stages.common import RESUMABLE, Context, Made, run
 from iha.tracking import Tracker
@@ -49,8 +48,7 @@ def body(part: EvalSlice, context: Context) -> Made:
 
     os.environ.setdefault("HF_DATASETS_CACHE", str(context.state / "mirror" / ".cache"))
     subject = _subject(context)
-    for name in ("model", "items"):
-        verify_files(context.inputs[name], context.state)
+    context.verify("model", "tokenizer", "items")
     home = context.state / "evals" / subject.variant / f"seed{subject.seed}" / f"{part.suite.name}.{part.suite.model}"
     tracker = Tracker.start(
         context.tracking_uri,
@@ -71,6 +69,8 @@ def body(part: EvalSlice, context: Context) -> Made:
     facts: dict[str, Any] = {"rows": [row.facts() for row in outcome.rows], "settings": settings}
     if part.suite.lengths:
         facts["ruler"] = summary(outcome.records)
+        if max(part.suite.lengths) >= subject.context and "store" in context.inputs:
+            facts["positions"] = _positions(lm, context)
     return Made({"samples": context.entry(home / "samples.jsonl.gz")}, facts, tracker.run_id)
 
 
@@ -170,6 +170,14 @@ def _ruler(lm: IhaLM, part: EvalSlice, context: Context, subject: Subject) -> Ou
         for task in part.suite.tasks
     }
     return run_ruler(lm, items, subject.context, chat=part.suite.model == "sft")
+
+
+def _positions(lm: IhaLM, context: Context) -> dict[str, Any]:
+    from iha.data.store import TokenStore
+    from iha.evals.positions import position_loss
+
+    store = TokenStore.open(context.inputs["store"], context.state)
+    return position_loss(lm.model, store, context.inputs["model"])
 
 
 def _metrics(rows: list[Row]) -> dict[str, float]:
