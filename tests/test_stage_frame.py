@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from iha.errors import DataError
-from iha.manifest import Manifest, read_manifest, sha256_file, write_manifest
+from iha.manifest import Manifest, file_entry, read_manifest, sha256_file, write_manifest
 from iha.slices import RulerSlice
 from iha.stages import common, flops
 from iha.stages.common import Context, Made
@@ -78,6 +78,26 @@ def test_the_environment_overrides_the_tracking_store(stage, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server")
     stage(lambda part, context: seen.append(context.tracking_uri) or Made(), "--tracking", "sqlite:///here.db")
     assert seen == ["sqlite:///here.db", "http://server"]
+
+
+def test_a_stage_refuses_an_input_that_was_changed_in_place(stage, tmp_path, capsys):
+    """The size stays, so only the hash can tell."""
+    file = tmp_path / "state" / "tokenizer" / "ids.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("abc")
+    files = {"ids": file_entry(file, tmp_path / "state")}
+    up = tmp_path / "tokenizer.json"
+    write_manifest(up, Manifest(stage="tokenizer", slice={}, code="p", files=files))
+
+    def body(part: RulerSlice, context: Context) -> Made:
+        context.verify("tokenizer", "items")
+        return Made()
+
+    assert stage(body, "--inputs", f"tokenizer={up}").exists()
+    file.write_text("abd")
+    with pytest.raises(SystemExit):
+        stage(body, "--inputs", f"tokenizer={up}")
+    assert "ids.json: differs from its manifest" in capsys.readouterr().err
 
 
 def refuse(part: RulerSlice, context: Context) -> Made:

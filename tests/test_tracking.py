@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from iha.tracking import Tracker, read_metrics, read_run
 from iha.tracking.journal import read_events
 from iha.tracking.replay import Replay
 from iha.tracking.store import check_uri, client_for, prepare_store, read_history
+from iha.tracking.sync import main as sync_main
 from iha.tracking.sync import sync
 
 pytestmark = pytest.mark.xdist_group("mlflow")  # one import of MLflow, one database
@@ -92,6 +94,48 @@ def test_mlf_01_eight_writers_after_one_preparation(store, tmp_path):
     assert len(roots) == 1, "eight processes agree on one parent"
 
 
+KILLED_AT_BIRTH = """
+import os, signal, sys, threading
+from pathlib import Path
+from iha.tracking.store import prepare_store
+
+def watch():
+    while not any(p.stat().st_size > 20_000 for p in Path(".").iterdir() if p.suffix in (".db", ".tmp")):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=watch, daemon=True).start()
+prepare_store("sqlite:///mlflow.db", "exp")
+"""
+
+
+def test_mlf_01_a_database_whose_making_was_killed_is_made_again(tmp_path):
+    """Half of MLflow's migrations is a database that no MLflow opens."""
+    done = subprocess.run([sys.executable, "-c", KILLED_AT_BIRTH], check=False, cwd=tmp_path, capture_output=True)
+    assert done.returncode == -9
+    assert not (tmp_path / "mlflow.db").exists()
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    prepare_store(uri, "exp")
+    assert client_for(uri).get_experiment_by_name("exp") is not None
+
+
+def test_a_broken_database_is_one_line_and_the_journals_are_imported_once_it_is_gone(tmp_path, monkeypatch, capsys):
+    uri = f"sqlite:///{tmp_path}/broken.db"
+    (tmp_path / "broken.db").write_bytes(b"no database" * 1000)
+    with start(tmp_path / "state" / "metrics.jsonl") as tracker:
+        tracker.log(0, loss=1.0)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(sys, "argv", ["sync", str(tmp_path / "state"), "--tracking", uri])
+    with pytest.raises(SystemExit) as caught:
+        sync_main()
+    assert "Nothing is lost" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    (tmp_path / "broken.db").rename(tmp_path / "away")
+    again = f"sqlite:///{tmp_path}/./broken.db"  # MLflow keeps what it opened under a name
+    monkeypatch.setattr(sys, "argv", ["sync", str(tmp_path / "state"), "--tracking", again])
+    sync_main()
+    assert "1 journals imported" in capsys.readouterr().out
+
+
 def test_mlf_02_a_resumed_run_has_every_step_once(store, tmp_path):
     jsonl = tmp_path / "metrics.jsonl"
     first = start(jsonl, stage="resumed")
@@ -158,6 +202,22 @@ def test_mlf_05_no_new_database_behind_ones_back(tmp_path):
     assert tracker.run_id is None
     assert not (tmp_path / "moved").exists()
     assert read_metrics(tmp_path / "metrics.jsonl")["loss"] == [(0, 1.0)]
+
+
+def test_mlf_05_artifacts_follow_a_moved_folder(store, tmp_path):
+    with start(tmp_path / "a" / "metrics.jsonl", stage="moved", params={"note": "x" * 600}):
+        pass
+    sync(tmp_path, store)
+    run_id = only_run(client_for(store), "moved").info.run_id
+    moved = tmp_path / "moved \u00e9"
+    shutil.copytree(Path(store.removeprefix("sqlite:///")).parent, moved)
+    client = client_for(f"sqlite:///{moved}/mlflow.db")
+    (found,) = moved.rglob(f"{run_id}/artifacts/params/note.txt")
+    found.write_text("y" * 600)
+    assert Path(client.download_artifacts(run_id, "params/note.txt")).read_text() == "y" * 600
+    experiment = client.get_experiment_by_name("exp").experiment_id
+    client.log_text(client.create_run(experiment).info.run_id, "new", "new.txt")
+    assert [p.read_text() for p in moved.rglob("new.txt")] == ["new"]
 
 
 def test_mlf_05_an_unknown_experiment_is_not_made_by_a_stage(store, tmp_path):

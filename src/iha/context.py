@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from iha.manifest import FileEntry, Manifest, file_entry
+from iha.manifest import FileEntry, Manifest, file_entry, verify_files
 
 #: Exit code of a stage that saved its state and wants to be started again (time limit, preemption).
 RESUMABLE = 75
@@ -28,6 +28,16 @@ class Context:
     def entry(self, path: Path) -> FileEntry:
         """Describe a file that this stage wrote below the state directory."""
         return file_entry(path, self.state)
+
+    def verify(self, *names: str) -> None:
+        """Refuse files of these inputs that are not, byte for byte, what their manifests describe.
+
+        Raises:
+            DataError: names the first file that differs.
+        """
+        for name in names:
+            if name in self.inputs:
+                verify_files(self.inputs[name], self.state, deep=True)
 
 
 @dataclass

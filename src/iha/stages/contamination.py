@@ -18,6 +18,7 @@ QUESTION = {"gsm8k": "question", "math500": "problem", "mbpp": "text", "humaneva
 def body(part: ContaminationSlice, context: Context) -> Made:
     """Search the split's store for the questions of every test item."""
     store = TokenStore.open(context.inputs["store"], context.state)
+    context.verify("tokenizer", "items")
     tokenizer = Tokenizer.load(context.state / "tokenizer")
     report = contamination.scan(store, tokenizer, questions(context.inputs["items"], context), context.threads)
     return Made(facts=report.facts())

@@ -18,6 +18,7 @@ log = logging.getLogger("iha")
 
 def body(part: RulerSlice, context: Context) -> Made:
     """Write `<state>/ruler/<length>/<task>.jsonl`."""
+    context.verify("tokenizer", "items")
     tokenizer = Tokenizer.load(context.state / "tokenizer")
     materials = _materials(context)
     _feasible(part, tokenizer, materials)

@@ -10,6 +10,7 @@ from iha.stages.common import Context, Made, run
 
 def body(part: TokeniseSlice, context: Context) -> Made:
     """Tokenise a split into ``state/data/{split}`` with as many processes as the job has threads."""
+    context.verify("tokenizer")
     tokenizer = Tokenizer.load(context.state / "tokenizer")
     built = tokenise.build(part, tokenizer, context.state, context.threads, context.code)
     return Made(files=built.files, facts=built.facts)

@@ -7,7 +7,7 @@ import logging
 from iha.errors import UserError
 from iha.slices import TrackingSlice
 from iha.stages.common import Context, Made, run
-from iha.tracking.store import check_uri, prepare_store
+from iha.tracking.store import check_uri, prepare_store, unusable
 
 log = logging.getLogger("iha")
 
@@ -20,7 +20,7 @@ def body(part: TrackingSlice, context: Context) -> Made:
     except UserError:
         raise
     except Exception as error:
-        log.warning("MLflow cannot be prepared (%s); runs stay in their journals until it can be.", error)
+        log.warning(unusable(context.tracking_uri, error))
         return Made(facts={"experiment": part.experiment, "prepared": False})
     return Made(facts={"experiment": part.experiment, "prepared": True})
 

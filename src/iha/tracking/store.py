@@ -1,7 +1,7 @@
 """The MLflow store: made once before jobs start, searched by tags, read back. MLflow is imported inside only.
 
 Runs are nested experiment -> variant/seed -> stage and found again by tags, so a resumed stage continues its run and
-an import can be repeated. Only MLflow's public client is used.
+an import can be repeated. Only MLflow's public client is used, except to follow a moved folder.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from iha.errors import ConfigError, DataError
+from iha.manifest import atomic_path
 from iha.tracking.journal import decode, unique_steps
 
 SQLITE = "sqlite:///"
 #: `iha.run` of runs that only hold others.
 CONTAINER = "container"
+#: Folder of artifacts beside an sqlite database.
+ARTIFACTS = "mlartifacts"
 
 
 def check_uri(uri: str) -> str:
@@ -50,12 +54,37 @@ def client_for(uri: str) -> Any:
     file = database(check_uri(uri))
     if file is not None and not file.exists():
         raise DataError(f"{file.resolve()}: no such MLflow database; the rule `tracking` makes it before the others.")
+    if file is not None:
+        _follow_folder(file)
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     from mlflow.tracking import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
     return MlflowClient(tracking_uri=uri)
+
+
+def _follow_folder(file: Path) -> None:
+    """Point the artifacts of a database that was moved to where they lie now: MLflow keeps absolute addresses (MLF-05).
+
+    Else runs could not be read, and new ones would be written where the folder once was.
+    """
+    home = (file.resolve().parent / ARTIFACTS).as_uri()
+    try:
+        with closing(sqlite3.connect(file, timeout=10)) as db, db:
+            for key, name, old in db.execute(
+                "select experiment_id, name, artifact_location from experiments"
+            ).fetchall():
+                new = f"{home}/{name}"
+                if old != new and old.endswith(f"/{ARTIFACTS}/{name}"):
+                    db.execute("update experiments set artifact_location = ? where experiment_id = ?", (new, key))
+                    db.execute(
+                        "update runs set artifact_uri = ? || substr(artifact_uri, ?) "
+                        "where experiment_id = ? and substr(artifact_uri, 1, ?) = ?",
+                        (new, len(old) + 1, key, len(old), old),
+                    )
+    except sqlite3.Error:
+        return  # MLflow will say what is wrong with it
 
 
 @contextmanager
@@ -80,8 +109,25 @@ def prepare_store(uri: str, experiment: str, groups: Iterable[str] = ()) -> str:
     if file is None:
         return _prepare(client_for(uri), experiment, None, groups)
     with locked(file.with_name(f".{file.name}.lock")):
-        file.touch()
-        return _prepare(client_for(uri), experiment, file.resolve().parent / "mlartifacts" / experiment, groups)
+        if not file.exists() or not file.stat().st_size:
+            _create(file)
+        return _prepare(client_for(uri), experiment, file.resolve().parent / ARTIFACTS / experiment, groups)
+
+
+def _create(file: Path) -> None:
+    """Make the database under another name: one whose migrations were cut short could never be opened again."""
+    with atomic_path(file) as temporary:
+        temporary.touch()
+        client_for(f"{SQLITE}{temporary}").search_experiments(max_results=1)
+
+
+def unusable(uri: str, error: Exception) -> str:
+    """One line about a store that MLflow cannot use, and the way out."""
+    why = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+    return (
+        f"MLflow at {uri} cannot be used ({why}). Nothing is lost: the runs stay in their journals and are imported "
+        f"when it can be. A broken database file may be moved away; it is made again."
+    )
 
 
 def _prepare(client: Any, experiment: str, artifacts: Path | None, groups: Iterable[str]) -> str:

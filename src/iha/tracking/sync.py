@@ -19,7 +19,7 @@ from iha.errors import UserError
 from iha.manifest import write_json
 from iha.tracking.journal import being_written, read_events, read_run
 from iha.tracking.replay import Replay
-from iha.tracking.store import CONTAINER, check_uri, client_for, prepare_store
+from iha.tracking.store import CONTAINER, check_uri, client_for, prepare_store, unusable
 from iha.tracking.summary import summarise
 
 log = logging.getLogger("iha.tracking")
@@ -113,10 +113,13 @@ def main() -> None:
     p.add_argument("--tracking", default="sqlite:///mlflow.db", help="MLflow store; MLFLOW_TRACKING_URI overrides it")
     args = p.parse_args()
     logging.basicConfig(level=logging.WARNING)
+    uri = os.environ.get("MLFLOW_TRACKING_URI", args.tracking)
     try:
-        print(f"{sync(args.state, os.environ.get('MLFLOW_TRACKING_URI', args.tracking))} journals imported")
+        print(f"{sync(args.state, uri)} journals imported")
     except UserError as error:
         sys.exit(f"sync: {error}")
+    except Exception as error:
+        sys.exit(f"sync: {unusable(uri, error)}")
 
 
 if __name__ == "__main__":
