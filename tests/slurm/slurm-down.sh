@@ -19,7 +19,7 @@ stop() { # program pid
   kill -9 "$2" 2>/dev/null
 }
 # nodes first, and their job steps with them; munge last, since all of them need it
-for wanted in slurmd slurmctld munged; do
+for wanted in slurmd slurmctld slurmdbd mariadbd munged; do
   while read -r program pid; do [ "$program" = "$wanted" ] && stop "$program" "$pid"; done < "$folder/pids"
 done
 rm -f "$folder/pids"
