@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from iha.configsynthetic import RelationModel, SyntheticConfig
-from iha.synthetic import simplicial
+from iha.synthetic import fused, simplicial
 from iha.synthetic.model import build, places
 from iha.synthetic.shapes import forward_flops, mean_flops, params, shape_of
 
@@ -182,6 +182,43 @@ def test_the_chunked_simplicial_form_is_exact(rows, monkeypatch):
         grads = [torch.autograd.grad((out * weight).sum(), inputs) for out in outs]
         for ours, theirs in zip(grads[1], grads[0], strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("length", [1, 5, 17, 36])
+def test_the_cpp_kernel_is_exact(length):
+    if fused.library() is None:
+        pytest.skip("no C++ compiler")
+    single = [(1.5 * x.detach()).float().requires_grad_() for x in five(2, 3, length, 16)]
+    double = [x.detach().double().requires_grad_() for x in single]
+    assert fused.usable(single[0], None) and not fused.usable(double[0], None)
+    outs = simplicial.simplicial_attention(*single, None), simplicial.plain(*double, None)
+    torch.testing.assert_close(outs[0].double(), outs[1], rtol=1e-4, atol=1e-5)
+    weight = torch.randn(outs[1].shape)
+    grads = [torch.autograd.grad((out * weight).sum(), x) for out, x in zip(outs, (single, double), strict=True)]
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-5 * (1 + float(theirs.abs().max())))
+
+
+def test_the_cpp_kernel_keeps_far_scores_at_zero_weight():
+    if fused.library() is None:
+        pytest.skip("no C++ compiler")
+    inputs = [(40 * x.detach()).float() for x in five(1, 1, 20, 16)]
+    out = simplicial.simplicial_attention(*inputs, None)
+    torch.testing.assert_close(out, simplicial.plain(*inputs, None), rtol=1e-4, atol=1e-2)
+
+
+def test_without_a_compiler_the_kernel_is_not_used(monkeypatch, tmp_path, caplog):
+    caplog.set_level("INFO", "iha")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    fused.library.cache_clear()
+    inputs = [x.detach().float() for x in five(1, 2, 6, 16)]
+    try:
+        assert not fused.usable(inputs[0], None)
+        out = simplicial.simplicial_attention(*inputs, None)
+    finally:
+        fused.library.cache_clear()
+    torch.testing.assert_close(out, simplicial.plain(*inputs, None))
+    assert "without its C++ kernel" in caplog.text
 
 
 def test_a_model_that_is_not_known_is_refused():

@@ -1,0 +1,239 @@
+"""What the grid says: equal epochs, equal compute, verdicts that are earned, and a folder of results that is stable."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from iha.configcheck import load_config
+from iha.configsynthetic import RelationBudget, RelationModel, SyntheticConfig
+from iha.errors import ConfigError
+from iha.manifest import read_manifest, sha256_file
+from iha.report import relations
+from iha.stages import synthetic_data, synthetic_report, synthetic_train
+from iha.synthetic import collect, grid
+from iha.synthetic.results import Grid, Outcome, Point, label, outcome
+from iha.synthetic.shapes import data_slice, report_slice, train_slice
+
+MODELS = (
+    RelationModel(name="mha", attention="mha"),
+    RelationModel(name="iha", attention="iha"),
+    RelationModel(name="simplicial", attention="simplicial"),
+)
+CONFIG = SyntheticConfig(models=MODELS, lrs=(1e-3,), seeds=(0, 1, 2))
+MAJORITY = {t.name: {"accuracy": 0.6, "by_size": {str(m): 0.6 for m in t.sizes}} for t in CONFIG.tasks}
+
+
+def run(model, seed=0, accuracies=(0.7, 0.8, 0.75), task="binary", cost=10.0, stopped="epochs", test=None, step=1.0):
+    points = tuple(
+        Point(step * (i + 1), cost * step * (i + 1), 2 * cost * (i + 1), a, dict.fromkeys(CONFIG.task(task).sizes, a))
+        for i, a in enumerate(accuracies)
+    )
+    test = accuracies[-1] if test is None and stopped else test
+    sizes = {} if test is None else dict.fromkeys(CONFIG.task(task).sizes, test)
+    return Outcome(task, model, 1e-3, seed, 1000, cost, stopped, points, test, sizes)
+
+
+def seen(*outcomes, config=CONFIG):
+    return Grid(config, outcomes, MAJORITY)
+
+
+def test_the_best_weights_are_those_of_the_first_best_validation():
+    found = run("mha", accuracies=(0.7, 0.8, 0.8), test=0.79)
+    assert (found.best.epoch, found.score) == (2.0, 0.79)
+    going = run("mha", accuracies=(0.7, 0.8, 0.6), stopped=None)
+    assert (going.test, going.score, going.score_by_size[6]) == (None, 0.8, 0.8)
+
+
+def test_equal_epochs_and_equal_compute_stop_where_the_shorter_run_ends():
+    mha, iha = run("mha", accuracies=(0.6, 0.7, 0.9), cost=1.0), run("iha", accuracies=(0.65, 0.8), cost=1.5)
+    shown = seen(mha, iha)
+    epochs, flops = (shown.gap("binary", 1e-3, ("iha", "mha"), axis) for axis in ("epoch", "flops"))
+    assert (epochs.limit, epochs.mean) == (2.0, pytest.approx(0.1))
+    assert (flops.limit, flops.mean) == (3.0, pytest.approx(0.8 - 0.9))
+    assert shown.gap("ternary", 1e-3, ("iha", "mha"), "epoch") is None
+
+
+def test_a_run_that_has_not_begun_within_the_limit_is_not_compared():
+    cheap, dear = run("mha", accuracies=(0.6,), cost=1.0), run("iha", accuracies=(0.9,), cost=50.0)
+    assert seen(cheap, dear).gap("binary", 1e-3, ("iha", "mha"), "flops") is None
+
+
+def three(model, values, **options):
+    return [run(model, seed, accuracies=(v,), **options) for seed, v in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("iha", "simplicial", "stopped", "verdict", "why"),
+    [
+        ((0.95, 0.951, 0.949), (0.90, 0.90, 0.90), "patience", "supported", "significantly better"),
+        ((0.90, 0.901, 0.899), (0.90, 0.90, 0.90), "patience", "contradicted", "ends below"),
+        ((0.99, 0.90, 0.92), (0.90, 0.90, 0.90), "patience", "inconclusive", "hold both"),
+        ((0.95, 0.951, 0.949), (0.90, 0.90, 0.90), "cpu_seconds", "inconclusive", "before early stopping"),
+        ((0.95, 0.951, 0.949), (), "patience", "inconclusive", "not every pair"),
+        ((0.95, 0.951), (0.90, 0.90), "patience", "inconclusive", "lack seeds"),
+    ],
+)
+def test_a_verdict_needs_every_seed_run_to_early_stopping(iha, simplicial, stopped, verdict, why):
+    shown = seen(*three("iha", iha, stopped=stopped), *three("simplicial", simplicial, stopped=stopped))
+    found = relations.verdicts(shown)[0]
+    assert (found.task, found.claimed, found.verdict) == ("binary", 4.7, verdict)
+    assert why in found.why.lower()
+
+
+def test_tables_show_the_majority_how_far_each_run_went_and_what_is_missing():
+    shown = seen(*three("mha", (0.7, 0.72)), run("iha", accuracies=(0.8,), stopped=None, step=0.25))
+    table = relations.task_table(shown, "binary", "ladder")
+    rows = {row[0].main: row for row in table.rows}
+    assert rows["majority"][6].main == "60.0"
+    assert [t.main for t in rows["IHA 8 × 8"]][2:7] == ["1,000", "6.7", "0.25", "still running", "80.0"]
+    assert rows["IHA 8 × 8"][6].marks == (1,)
+    assert "not tested yet" in table.footnotes[0]
+    assert rows["MHA"][5].lines == ("2 seeds",)
+    assert rows["MHA"][6].main == "71.00 ± 1.41"
+    assert table.caption.startswith("LADDER RUN")
+    assert len(table.header) == 7 + 5
+
+
+def test_what_is_compared():
+    names = {*relations.pairs(seen(config=SyntheticConfig()))}
+    assert {("iha", "mha"), ("iha_p1", "mha"), ("iha", "simplicial"), ("iha", "mha_wide"), ("mha_wide", "mha")} <= names
+    assert not any(first == "mha" or second.startswith("iha") for first, second in names)
+
+
+def test_labels_name_the_pseudo_heads():
+    names = [label(m) for m in SyntheticConfig().models]
+    assert names == [
+        "MHA", "IHA 8 × 8", "IHA 1 × 8", "2-simplicial", "IHA 1 × 1", "IHA 2 × 2", "IHA 4 × 4",
+        "IHA 8 × 8, per-head collapse", "MHA at iha's FLOPs",
+    ]  # fmt: skip
+
+
+TINY = {
+    "experiment": "tiny",
+    "scale": "smoke",
+    "goal": "synthetic",
+    "synthetic": {
+        "tasks": [{"name": "binary", "hops": 2, "min_size": 2, "max_size": 3, "density": 0.4}],
+        "models": [{"name": "mha", "attention": "mha"}, {"name": "iha", "attention": "iha", "pseudo_heads": 2}],
+        "examples": {"train": 48, "validation": 20, "test": 20},
+        "hidden_dim": 8,
+        "n_heads": 2,
+        "lrs": [1e-3],
+        "seeds": [0, 1],
+        "recipe": {"batch": 16},
+        "budget": {"epochs": 2},
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    return tmp_path
+
+
+def contents(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_the_grid_runs_resumes_and_is_collected_into_a_stable_folder(folder):
+    grid.main(["--config", "tiny.yaml", "--device", "cpu", "--models", "mha"])
+    config = load_config(folder / "tiny.yaml")
+    collect.collect(config, "tiny.yaml", folder / "out")
+    assert len(list(csv.reader((folder / "out" / "relations_runs.csv").open()))) == 1 + 2
+    grid.main(["--config", "tiny.yaml", "--device", "cpu"])
+    collect.main(["--config", "tiny.yaml", "--into", "out"])
+    first = contents(folder / "out")
+    collect.main(["--config", "tiny.yaml", "--into", "out"])
+    assert contents(folder / "out") == first
+    assert {"README.md", "figure3.png", "figure3.pdf", "figure4.png", "relations.md"} <= first.keys()
+    assert sum(name.startswith("manifests/binary/") for name in first) == 4 + 1
+    readme = (folder / "out" / "README.md").read_text()
+    for words in ("**inconclusive**", "4 of 4 runs of the grid were begun (4 by epoch budget)", "at equal epochs"):
+        assert words in readme
+    curves = list(csv.DictReader((folder / "out" / "relations_curves.csv").open()))
+    assert len(curves) == 4 * 2
+    assert {row["majority"] for row in curves} == {curves[0]["majority"]}
+
+
+def test_runs_take_turns_and_time_that_is_up_stops_the_grid(folder, caplog):
+    caplog.set_level("INFO", "iha")
+    grid.main(["--config", "tiny.yaml", "--device", "cpu"])
+    turns = [r.getMessage().split()[1] for r in caplog.records if "validation" in r.getMessage()]
+    assert set(turns[:2]) == {"mha", "iha"}, "each run has a turn before one has its second"
+    (folder / "later.yaml").write_text(yaml.safe_dump({**TINY, "experiment": "later"}))
+    grid.main(["--config", "later.yaml", "--device", "cpu", "--minutes", "0"])
+    assert "time is up" in caplog.text
+    assert not list((folder / "results" / "later").rglob("*seed*.json"))
+
+
+def test_the_grid_can_be_shared_among_processes(folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "iha.synthetic.grid", "--config", "tiny.yaml", "--device", "cpu", "--jobs", "2"],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(list((folder / "results" / "tiny" / "synthetic" / "binary").glob("*seed*.json"))) == 4
+
+
+def test_wrong_uses_are_one_message(folder, capsys):
+    with pytest.raises(SystemExit) as raised:
+        grid.main(["--config", "tiny.yaml", "--models", "nobody"])
+    assert raised.value.code == 2
+    assert "--models: nobody; allowed: mha, iha" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        collect.main(["--config", "tiny.yaml"])
+    assert "data.json: no such manifest" in capsys.readouterr().err
+    (folder / "none.yaml").write_text("experiment: none\n")
+    with pytest.raises(ConfigError, match="synthetic is null"):
+        collect.collect(load_config(folder / "none.yaml"), "none.yaml", folder)
+    (folder / "goal.yaml").write_text("goal: synthetic\n")
+    with pytest.raises(ConfigError, match="synthetic is null with goal 'synthetic'"):
+        load_config(folder / "goal.yaml")
+
+
+def stage(module, part, output, folder, monkeypatch, *inputs):
+    arguments = ["--slice", part.model_dump_json(), "--code", "c0de", "--output", str(output), "--state",
+                 str(folder / "state"), "--experiment", "tiny", "--device", "cpu", "--inputs", *inputs]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["stage", *arguments])
+    module.main()
+    return read_manifest(output)
+
+
+def test_the_stages_make_what_the_grid_makes(folder, monkeypatch):
+    config = load_config(folder / "tiny.yaml").synthetic
+    data = stage(synthetic_data, data_slice(config, "binary"), folder / "data.json", folder, monkeypatch)
+    assert data.facts["splits"]["train"]["examples"] == 48
+    part = train_slice(config, "binary", "iha", 1e-3, 1)
+    made = stage(synthetic_train, part, folder / "run.json", folder, monkeypatch, f"data={folder / 'data.json'}")
+    grid.main(["--config", "tiny.yaml", "--device", "cpu"])
+    same = read_manifest(folder / "results" / "tiny" / "synthetic" / "binary" / "iha-lr0.001-seed1.json")
+    assert same.files["weights"].sha256 == made.files["weights"].sha256
+    assert outcome(same.facts).test == outcome(made.facts).test
+    inputs = [f"synthetic_data:binary={folder / 'data.json'}", f"synthetic_run:binary/x={folder / 'run.json'}"]
+    report = stage(
+        synthetic_report, report_slice("smoke", config), folder / "report" / "report.json", folder, monkeypatch, *inputs
+    )
+    assert report.facts["verdicts"]["binary"]["verdict"] == "inconclusive"
+    for name, digest in report.facts["files"].items():
+        assert sha256_file(folder / "report" / name) == digest
+
+
+def test_stages_of_data_and_report_start_without_torch():
+    code = "import sys, iha.stages.synthetic_data, iha.stages.synthetic_report; sys.exit(str('torch' in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "False"
+
+
+def test_the_budget_is_no_part_of_what_a_run_began_with():
+    part = train_slice(CONFIG, "binary", "mha", 1e-3, 0)
+    longer = CONFIG.model_copy(update={"budget": RelationBudget(epochs=3)})
+    from iha.synthetic.train import begun_with
+
+    assert begun_with(part, {}) == begun_with(train_slice(longer, "binary", "mha", 1e-3, 0), {})
+    assert json.dumps(begun_with(part, {})) != json.dumps(begun_with(part, {"train": "ab"}))
