@@ -179,14 +179,23 @@ def test_sub_04_copy_of_the_code_is_made_once_and_knows_its_commit(tmp_path, mon
     for name, text in {"Snakefile": "", "src/a.py": "x = 1", ".gitignore": "data", "big.bin": "0" * (1 << 21)}.items():
         (root / name).write_text(text)
     (root / "data").write_text("much")
+    (root / ".snakemake").mkdir()
     for command in ("init -q", "add -A", "-c user.name=x -c user.email=x commit -q -m x"):
         subprocess.run(["git", *command.split()], cwd=root, check=True)
+    for name in ("new.py", "results.json", ".snakemake/x.py"):
+        (root / name).write_text("1")
     copy = snapshot.take(root, tmp_path / "code")
     assert copy == snapshot.take(root, tmp_path / "code")
-    assert {p.name for p in copy.rglob("*") if p.is_file()} == {"Snakefile", "a.py", ".gitignore", ".git-state"}
+    assert {p.name for p in copy.rglob("*") if p.is_file()} == {
+        "Snakefile",
+        "a.py",
+        ".gitignore",
+        ".git-state",
+        "new.py",
+    }
     (root / "src/a.py").write_text("x = 2")
     assert (copy / "src/a.py").read_text() == "x = 1" and snapshot.take(root, tmp_path / "code") != copy
-    assert git_state(copy / "src") == git_state(root) | {"dirty": False}
+    assert git_state(copy / "src") == git_state(root)
     monkeypatch.setattr(sys, "path", ["", str(root / "src"), str(root / "data"), "/usr/lib"])
     command = snapshot.command_in(
         copy, root, f"run --snakefile '{root}/Snakefile' {root}/Snakefile2", [root / "Snakefile"]

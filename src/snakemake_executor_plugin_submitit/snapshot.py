@@ -1,6 +1,6 @@
 """The code as it was when a job was submitted: a copy that a queued or requeued job runs, whatever is edited meanwhile.
 
-Copied are the files that git knows (or would, if they were added) below the Snakefile's folder, but for large ones.
+Copied are the files that git knows below the Snakefile's folder, and code and YAML it does not know yet, if small.
 Jobs get the copy's Snakefile and config files, and its folders in PYTHONPATH for each folder of the original that the
 workflow imports from. Equal code is copied once.
 """
@@ -20,14 +20,17 @@ from pathlib import Path
 
 #: Larger files are data; more files are no checkout of code.
 MOST_BYTES, MOST_FILES = 1 << 20, 20_000
+#: Files that are code although git does not know them yet.
+CODE = ("*.py", "*.smk", "*Snakefile*", "*.sh", "*.R", "*.yaml", "*.yml")
 #: What the copy knows of its commit, for programs that record it.
 STATE = ".git-state"
 
 
 def take(root: Path, folder: Path) -> Path | None:
     """Copy the code below `root` into a folder of `folder` named after its content; None if git does not know it."""
-    listed = _git(root, "ls-files", "-coz", "--exclude-standard")
-    names = sorted(set(filter(None, (listed or "").split("\0"))))
+    known = _git(root, "ls-files", "-cz")
+    new = _git(root, "ls-files", "-oz", "--exclude-standard", "--", *CODE, ":!.snakemake")
+    names = sorted(set(filter(None, f"{known or ''}\0{new or ''}".split("\0"))))
     files = {name: path for name in names if _is_code(path := root / name)}
     if not files or len(files) > MOST_FILES:
         return None
