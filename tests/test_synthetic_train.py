@@ -14,10 +14,11 @@ import torch
 from iha.configsynthetic import Examples, RelationBudget, RelationModel, RelationRecipe, RelationTask, SyntheticConfig
 from iha.errors import CheckpointError
 from iha.synthetic.batches import Shelf, batch_ids
+from iha.synthetic.folders import PROGRESS
 from iha.synthetic.model import build
 from iha.synthetic.shapes import data_slice, runs, train_slice
 from iha.synthetic.tasks import make
-from iha.synthetic.train import PROGRESS, begun_with, evaluate, summed_loss, train
+from iha.synthetic.train import begun_with, evaluate, summed_loss, train
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from iha.manifest import Manifest, atomic_path, read_manifest, write_json, write
 from iha.report.relation_section import DATA, RUN, grid_of, relation_tables, write_relations
 from iha.report.relations import sentences
 from iha.report.render import markdown
-from iha.synthetic.folders import data_manifest, run_folder, run_manifest, run_name
+from iha.synthetic.folders import PROGRESS, data_manifest, run_folder, run_manifest, run_name
 from iha.synthetic.results import Grid
 from iha.synthetic.shapes import runs, train_slice
 
@@ -60,7 +60,7 @@ def gather(config: SyntheticConfig, results: Path, state: Path) -> dict[str, Man
     """
     found = {f"{DATA}{t.name}": read_manifest(data_manifest(results, t.name), "synthetic_data") for t in config.tasks}
     for key in runs(config):
-        done, progress = run_manifest(results, *key), run_folder(state, *key) / "progress.json"
+        done, progress = run_manifest(results, *key), run_folder(state, *key) / PROGRESS
         name = f"{RUN}{key[0]}/{run_name(*key[1:])}"
         if done.exists():
             found[name] = read_manifest(done, "synthetic_train")

@@ -9,6 +9,9 @@ from iha.manifest import FileEntry, Manifest, file_entry, verify_files
 from iha.synthetic import tasks
 from iha.synthetic.shapes import RelationDataSlice
 
+#: In a run's folder: what it has done so far, for readers who do not wait for its end.
+PROGRESS = "progress.json"
+
 
 def run_name(model: str, lr: float, seed: int) -> str:
     """Name of a run within its task; the same in results and state."""

@@ -8,6 +8,7 @@ again, the command goes on where it stopped.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import subprocess
@@ -23,7 +24,7 @@ from iha.configsynthetic import Split, SyntheticConfig
 from iha.errors import ConfigError, UserError
 from iha.manifest import Manifest, file_entry, read_manifest, sha256_file, write_manifest
 from iha.provenance import code_fingerprint
-from iha.synthetic.folders import data_manifest, digests, load_data, make_data, run_folder, run_manifest
+from iha.synthetic.folders import PROGRESS, data_manifest, digests, load_data, make_data, run_folder, run_manifest
 from iha.synthetic.shapes import data_slice, runs, train_slice
 from iha.synthetic.tasks import Relations
 from iha.train.identity import FINAL
@@ -96,9 +97,14 @@ class Grid:
         path = run_manifest(self.results, *key)
         return path.exists() and read_manifest(path).slice == train_slice(self.config, *key).model_dump(mode="json")
 
+    def spent(self, key: Key) -> float:
+        """CPU-seconds a run has had in earlier starts."""
+        path = run_folder(self.state, *key) / PROGRESS
+        return float(json.loads(path.read_text())["history"][-1]["cpu_s"]) if path.exists() else 0.0
+
     def block(self, keys: list[Key], splits: dict[str, dict[Split, Relations]]) -> bool:
         """Take turns until every run of a block is over; False: time ran out before."""
-        waiting = [Turn(key) for key in keys if not self.over(key)]
+        waiting = [Turn(key, self.spent(key)) for key in keys if not self.over(key)]
         while waiting:
             fits = [t for t in waiting if time.monotonic() + t.last < self.until]
             if not fits:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from iha.configsynthetic import Split
 from iha.manifest import write_json
 from iha.synthetic.batches import Group, Shelf, batch_ids
+from iha.synthetic.folders import PROGRESS
 from iha.synthetic.model import Composer, build
 from iha.synthetic.shapes import RelationTrainSlice, params
 from iha.synthetic.tasks import Relations
@@ -31,8 +32,6 @@ from iha.train.lease import lease
 from iha.train.optim import AdamW
 
 log = logging.getLogger("iha")
-#: What a run has done so far, for readers who do not wait for its end.
-PROGRESS = "progress.json"
 
 
 @dataclass
