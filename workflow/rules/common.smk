@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from iha import dag, preflight
 from iha.configcheck import load_config
 from iha.errors import ConfigError
 from iha.locks import claim, release_stale_lock
+from iha.manifest import write_json
 from iha.provenance import code_fingerprint, load_summaries, save_summaries
 from iha.slices import MODEL_STAGES, SPLITS
 
@@ -59,8 +61,11 @@ if workflow.is_main_process:
     release_stale_lock(Path(".snakemake"))
 
 
+# The report prices the run from its whole configuration, which is no rerun key of the report.
 onstart:
     claim(Path(".snakemake"))
+    with suppress(OSError):  # the first stage says what is wrong with the disk
+        write_json(Path(STATE) / "config.json", CFG.model_dump(mode="json"))
 
 
 # Short stages leave their runs in journals; the head carries them to MLflow, whose absence stops nothing.

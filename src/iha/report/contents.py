@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from iha.report import figures
 from iha.report.answers import answers_section
+from iha.report.cost import cost_section
 from iha.report.curves import loss_against_cost
 from iha.report.depth import depth_section
 from iha.report.export import cells_csv
@@ -75,6 +76,7 @@ SECTIONS: tuple[Build, ...] = (
     answers_section,
     relations_section,
     flops,
+    cost_section,
     training,
     theory_section,
     provenance_section,

@@ -1,0 +1,94 @@
+"""What the run was expected to cost and what it took: the numbers of `iha plan`, per rule.
+
+The whole configuration is no rerun key of the report; the workflow leaves it in the state folder when it starts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from iha.config import Config
+from iha.errors import UserError
+from iha.plan.make import plan
+from iha.plan.show import hours
+from iha.plan.text import size
+from iha.report.format import MISSING
+from iha.report.page import tables
+from iha.report.records import Grid, Text
+from iha.report.section import Findings, Section
+from iha.report.tables import caption
+
+CONFIG = "config.json"
+HEADER = ("rule", "jobs", "GPU hours", "CPU hours", "longest job", "memory per rank", "energy, kWh", "cost")
+READING = (
+    "Large: predicted before the run, for all jobs of the configuration; small: actual, over the jobs that had ended "
+    "when this page was made (number in brackets), from Snakemake's benchmark files. CPU hours: cores held times time."
+)
+
+
+def cost_section(found: Findings) -> Section | None:
+    """Predicted and actual cost; None if the workflow left no configuration, or it cannot be priced."""
+    facts = priced(found.results.state)
+    if facts is None:
+        return None
+    grid = cost_grid(facts, caption(found.results, "Cost, predicted and actual."))
+    found.write_grids("plan", (grid,))
+    return Section("cost", "Cost", tables(grid), summary(facts))
+
+
+def priced(state: Path) -> dict[str, Any] | None:
+    """The plan of the configuration in the state folder, with actual figures where jobs have ended."""
+    try:
+        return plan(Config.model_validate_json((state / CONFIG).read_text()))
+    except (FileNotFoundError, ValidationError, UserError):
+        return None
+
+
+def summary(facts: dict[str, Any]) -> str:
+    """One sentence for the story; empty before any job has ended."""
+    actual = facts["total"].get("actual")
+    if not actual:
+        return ""
+    took, expected = (
+        f"{_hours(actual['gpu_hours'], 'GPU')}{_hours(actual['cpu_hours'], 'CPU')}",
+        f"{_hours(actual['predicted_gpu_hours'], 'GPU')}{_hours(actual['predicted_cpu_hours'], 'CPU')}",
+    )
+    return f"The jobs took {took.strip()}; {expected.strip()} had been predicted for them."
+
+
+def _hours(value: float, unit: str) -> str:
+    return f"{hours(value)} of {unit} time " if value else ""
+
+
+def cost_grid(facts: dict[str, Any], title: str) -> Grid:
+    """One row per rule and one for the total."""
+    rows = [_row(rule, row) for rule, row in facts["rules"].items()]
+    total = _row("total", facts["total"])
+    note = f"Machine of the prediction: {facts['device']}; money in {facts['currency']}."
+    return Grid("plan", title, HEADER, (*rows, total), (READING, note))
+
+
+def _row(name: str, row: dict[str, Any]) -> tuple[Text, ...]:
+    actual = row.get("actual")
+    cells = [Text(name), Text(str(row["jobs"]), (f"({actual['jobs']})",) if actual else ())]
+    for key, show in (
+        ("gpu_hours", _time),
+        ("cpu_hours", _time),
+        ("longest_job_hours", _time),
+        ("memory_bytes_per_rank", size),
+        ("energy_kwh", _number),
+        ("cost", _number),
+    ):
+        cells.append(Text(show(row[key]), (show(actual[key]),) if actual and row[key] else ()))
+    return tuple(cells)
+
+
+def _time(value: float) -> str:
+    return hours(value) if value else MISSING
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value else MISSING
