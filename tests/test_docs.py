@@ -119,10 +119,10 @@ def test_commands_of_unlabelled_blocks_too(folder, monkeypatch):
 def check(command: list[str], folder: Path) -> None:
     """Run what is cheap, parse what is not, and refuse what is unknown."""
     name, args = command[0].rpartition("/")[2] or command[0], command[1:]
-    if name == "iha" and args[0] == "doctor":
-        cli.parser().parse_args(args)
-    elif name == "iha":
+    if name == "iha" and args[0] in ("config", "flops"):
         cli.main(args[: args.index(">")] if ">" in args else args)
+    elif name == "iha":
+        parse_iha(args)
     elif name == "snakemake":
         parse_snakemake(args)
     elif name == "make":
@@ -135,6 +135,14 @@ def check(command: list[str], folder: Path) -> None:
         subprocess.run(command, cwd=folder, check=True)
     else:
         assert name in SYSTEM or "=" in name, f"{command}: neither run nor known"
+
+
+def parse_iha(args: list[str]) -> None:
+    """The command line takes the options."""
+    try:
+        cli.parser().parse_args(args)
+    except SystemExit as end:
+        assert end.code == 0, args
 
 
 def parse_snakemake(args: list[str]) -> None:
