@@ -50,7 +50,7 @@ class CountTask(Frozen):
     modulus: Annotated[int, Field(ge=2)] = Field(3, description="M; values are 0 .. M - 1")
     group: Positive = Field(8, description="G > 2M, not 0 or 1 mod M [spec 7.3, D9]")
     mlp_width: Positive = Field(64, description="width of both hidden layers")
-    recipe: LearnRecipe = Field(default_factory=lambda: LearnRecipe(steps=1000, batch=64, lr=1e-2))
+    recipe: LearnRecipe = Field(default_factory=lambda: LearnRecipe(steps=800, batch=32, lr=1e-2))
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
