@@ -91,4 +91,4 @@ def _time(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.3g}" if value else MISSING
+    return MISSING if not value else f"{value:,.3g}" if value >= 0.01 else "< 0.01"
