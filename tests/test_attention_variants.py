@@ -153,3 +153,17 @@ def test_bf16_stays_close_to_float64(kind):
     got = module.bfloat16()(x.bfloat16(), frame(40, per_token=(1, 2)))
     assert got.dtype == torch.bfloat16
     assert ((got.double() - want).norm() / want.norm()).item() < 0.02
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_talking_heads_row_by_row_gives_the_same_numbers(rows, monkeypatch):
+    """Without gradients a CPU takes long rows one by one; every number is the same, with one mask or one per row."""
+    monkeypatch.setattr(talking_heads, "BY_ROW_FROM", 1)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, 4, n, 8, generator=generator) for n in (5, 9, 9))
+    pre, post = (torch.randn(4, 4, generator=generator) for _ in range(2))
+    seen = torch.rand(rows, 1, 5, 9, generator=generator) > 0.3
+    with torch.no_grad():
+        assert torch.equal(
+            talking_heads.talk_by_row(q, k, v, seen, pre, post), talking_heads.talk(q, k, v, seen, pre, post)
+        )
