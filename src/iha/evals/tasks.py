@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
 
 Doc = Mapping[str, Any]
+#: What Minerva's extraction makes of a text without an answer.
+_NO_ANSWER = "[invalidanswer]"
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,19 @@ def load_tasks(names: Sequence[str], mirror: Path) -> dict[str, ConfigurableTask
 
 
 def _memoise_equivalence(task: ConfigurableTask) -> None:
-    """Minerva's symbolic comparison parses both sides anew, a quarter second each; most answers repeat."""
+    """Minerva's symbolic comparison parses both sides anew, a quarter second each; most answers repeat.
+
+    No answer (which it parses as a product of twelve letters) equals no gold.
+    """
     names = getattr(task.config.process_results, "__globals__", {})
-    if "is_equiv" in names and not hasattr(names["is_equiv"], "cache_info"):
-        names["is_equiv"] = cache(names["is_equiv"])
+    stock = names.get("is_equiv")
+    if stock is None or hasattr(stock, "cache_info"):
+        return
+
+    def is_equiv(answer: str, gold: str) -> bool:
+        return answer == gold if answer == _NO_ANSWER else bool(stock(answer, gold))
+
+    names["is_equiv"] = cache(is_equiv)
 
 
 def requests(
