@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from iha.configcheck import load_config
 from iha.configsynthetic import RelationBudget, RelationModel, SyntheticConfig
 from iha.errors import ConfigError
 from iha.manifest import read_manifest, sha256_file
-from iha.report import relations
+from iha.report import relation_claims, relations
 from iha.stages import synthetic_data, synthetic_report, synthetic_train
 from iha.synthetic import collect, grid
 from iha.synthetic.results import Grid, Outcome, Point, label, outcome
@@ -79,7 +80,7 @@ def three(model, values, **options):
 )
 def test_a_verdict_needs_every_seed_run_to_early_stopping(iha, simplicial, stopped, verdict, why):
     shown = seen(*three("iha", iha, stopped=stopped), *three("simplicial", simplicial, stopped=stopped))
-    found = relations.verdicts(shown)[0]
+    found = relation_claims.verdicts(shown)[0]
     assert (found.task, found.claimed, found.verdict) == ("binary", 4.7, verdict)
     assert why in found.why.lower()
 
@@ -237,3 +238,13 @@ def test_the_budget_is_no_part_of_what_a_run_began_with():
 
     assert begun_with(part, {}) == begun_with(train_slice(longer, "binary", "mha", 1e-3, 0), {})
     assert json.dumps(begun_with(part, {})) != json.dumps(begun_with(part, {"train": "ab"}))
+
+
+def test_the_benchmark_runs_small():
+    script = Path(__file__).parents[1] / "benchmarks" / "synthetic.py"
+    done = subprocess.run(
+        [sys.executable, script, "--small", "--repeats", "1"], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["simplicial, N = 36: plain / chunked"] > 0
+    assert found["ternary mha: CPU-s per epoch"] > 0

@@ -16,9 +16,10 @@ from iha.errors import CheckpointError
 from iha.synthetic.batches import Shelf, batch_ids
 from iha.synthetic.folders import PROGRESS
 from iha.synthetic.model import build
+from iha.synthetic.score import evaluate, summed_loss
 from iha.synthetic.shapes import data_slice, runs, train_slice
 from iha.synthetic.tasks import make
-from iha.synthetic.train import begun_with, evaluate, summed_loss, train
+from iha.synthetic.train import begun_with, train
 
 CPU = torch.device("cpu")
 

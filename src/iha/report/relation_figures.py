@@ -48,10 +48,11 @@ def _bars(axis: Any, grid: Grid, task: str, lr: float) -> None:
             continue
         mean, sd = mean_sd([100 * r.score for r in runs])
         axis.bar(i, mean, color=COLOURS[i % len(COLOURS)], yerr=sd, capsize=3)
-        axis.annotate(f"{mean:.1f}", (i, mean), ha="center", va="bottom", xytext=(0, 2), textcoords="offset points")
+        top = mean + (sd or 0.0)
+        axis.annotate(f"{mean:.1f}", (i, top), ha="center", va="bottom", xytext=(0, 2), textcoords="offset points")
     axis.axhline(100 * grid.majority[task]["accuracy"], color="#888888", linestyle="--", linewidth=1.2)
     axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
-    axis.set_ylim(50, 101)
+    axis.set_ylim(50, 105)
 
 
 def curves(grid: Grid, task: str, scale: str, folder: Path, name: str) -> tuple[Path, Path]:

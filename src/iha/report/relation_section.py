@@ -7,8 +7,8 @@ from pathlib import Path
 
 from iha.configsynthetic import SyntheticConfig
 from iha.manifest import Manifest, atomic_path
+from iha.report import relation_claims, relations
 from iha.report import relation_figures as figures
-from iha.report import relations
 from iha.report.format import SCALE_LABELS
 from iha.report.page import image, tables
 from iha.report.records import Grid as Table
@@ -33,7 +33,7 @@ def grid_of(config: SyntheticConfig, inputs: Mapping[str, Manifest]) -> Grid:
 def relation_tables(grid: Grid, scale: str) -> list[Table]:
     """Claims, differences, and one table per task."""
     rows = [relations.task_table(grid, task.name, scale) for task in grid.config.tasks]
-    return [relations.verdict_table(grid, scale), relations.comparison_table(grid, scale), *rows]
+    return [relation_claims.verdict_table(grid, scale), relations.comparison_table(grid, scale), *rows]
 
 
 def write_relations(grid: Grid, scale: str, folder: Path) -> list[Path]:
@@ -72,7 +72,7 @@ def relations_section(found: Findings) -> Section | None:
     ]
     body = "".join(pictures) + tables(*relation_tables(grid, part.scale))
     facts = {
-        "verdicts": {v.task: v.verdict for v in relations.verdicts(grid)},
+        "verdicts": {v.task: v.verdict for v in relation_claims.verdicts(grid)},
         "runs": [dict(zip(relations.HEADER, line, strict=True)) for line in relations.run_lines(grid)],
     }
     return Section("relations", "Relation composition", body, facts=facts)

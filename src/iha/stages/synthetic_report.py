@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from iha.manifest import sha256_file
+from iha.report.relation_claims import verdicts
 from iha.report.relation_section import grid_of, write_relations
-from iha.report.relations import verdicts
 from iha.stages.common import Context, Made, run
 from iha.synthetic.shapes import RelationReportSlice
 

@@ -40,24 +40,33 @@ class Group:
     valid: Tensor | None
 
 
+@dataclass(frozen=True)
+class Table:
+    """Examples of one size, or all of them padded to the longest: (n, N) each; `places` (N,) for one size."""
+
+    cells: Tensor
+    targets: Tensor
+    places: Tensor
+    valid: Tensor | None = None
+
+
 class Shelf:
-    """One split on a device, sorted by size."""
+    """One split on a device: a table per size, or one padded table."""
 
     def __init__(self, relations: Relations, shape: Shape, device: torch.device, padded: bool | None = None) -> None:
         self.sizes = relations.sizes.astype(np.int64)
         self.padded = device.type == "cuda" if padded is None else padded
         self.device = device
         self._slots = np.zeros(len(self.sizes), dtype=np.int64)
-        self._cells: dict[int, Tensor] = {}
-        self._targets: dict[int, Tensor] = {}
-        self._places = {int(m): places(shape, int(m)).to(device) for m in np.unique(self.sizes)}
-        offsets = relations.offsets
-        for size in self._places:
+        self._tables: dict[int, Table] = {}
+        for size in np.unique(self.sizes).tolist():
             members = np.flatnonzero(self.sizes == size)
             self._slots[members] = np.arange(len(members))
-            where = offsets[members][:, None] + np.arange(size * size)
-            self._cells[size] = torch.from_numpy(relations.cells[where]).to(device)
-            self._targets[size] = torch.from_numpy(relations.targets[where]).to(device)
+            where = relations.offsets[members][:, None] + np.arange(size * size)
+            cells, targets = (torch.from_numpy(x[where]).to(device) for x in (relations.cells, relations.targets))
+            self._tables[size] = Table(cells, targets, places(shape, size).to(device))
+        if self.padded:
+            self._whole = self._padded()
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -69,13 +78,14 @@ class Shelf:
     def groups(self, ids: NDArray[np.int64]) -> Iterator[Group]:
         """The examples `ids`, as groups of one size each or as one padded group."""
         if self.padded:
-            yield self._pad([self._group(size, ids[self.sizes[ids] == size]) for size in np.unique(self.sizes[ids])])
+            yield self._group(self._whole, ids, ids, int(self.sizes[ids].max()) ** 2)
             return
         for size in np.unique(self.sizes[ids]).tolist():
             members = ids[self.sizes[ids] == size]
             most = max(1, GROUP_CELLS // size**2)
             for start in range(0, len(members), most):
-                yield self._group(size, members[start : start + most])
+                some = members[start : start + most]
+                yield self._group(self._tables[size], some, self._slots[some], size**2)
 
     def everything(self) -> Iterator[Group]:
         """All examples once, in groups fit for an evaluation."""
@@ -84,24 +94,25 @@ class Shelf:
         for start in range(0, len(ids), most):
             yield from self.groups(ids[start : start + most])
 
-    def _group(self, size: int, members: NDArray[np.int64]) -> Group:
-        slots = torch.from_numpy(self._slots[members]).to(self.device)
-        cells, targets = self._cells[size][slots].long(), self._targets[size][slots].float()
-        return Group(cells, targets, self._places[size], torch.full((len(members),), size, device=self.device), None)
+    def _group(self, table: Table, ids: NDArray[np.int64], rows: NDArray[np.int64], length: int) -> Group:
+        at = torch.from_numpy(rows).to(self.device)
+        sizes = torch.from_numpy(self.sizes[ids]).to(self.device)
+        cells, targets = table.cells[at, :length].long(), table.targets[at, :length].float()
+        if table.valid is None:
+            return Group(cells, targets, table.places, sizes, None)
+        return Group(cells, targets, table.places[at, :length], sizes, table.valid[at, :length])
 
-    def _pad(self, groups: list[Group]) -> Group:
-        longest = max(g.cells.shape[1] for g in groups)
-
-        def joined(parts: list[Tensor]) -> Tensor:
-            return torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in parts])
-
-        return Group(
-            joined([g.cells for g in groups]),
-            joined([g.targets for g in groups]),
-            joined([g.places.expand_as(g.cells) for g in groups]),
-            torch.cat([g.sizes for g in groups]),
-            joined([torch.ones_like(g.cells) for g in groups]).bool(),
-        )
+    def _padded(self) -> Table:
+        """All tables as one, in the order of the split."""
+        shape = (len(self), int(self.sizes.max()) ** 2)
+        cells, targets = (torch.zeros(shape, dtype=torch.uint8, device=self.device) for _ in range(2))
+        where = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        for size, table in self._tables.items():
+            members = torch.from_numpy(np.flatnonzero(self.sizes == size)).to(self.device)
+            cells[members, : size**2], targets[members, : size**2] = table.cells, table.targets
+            where[members, : size**2] = table.places
+        lengths = torch.from_numpy(self.sizes**2).to(self.device)
+        return Table(cells, targets, where, torch.arange(shape[1], device=self.device) < lengths[:, None])
 
 
 @lru_cache(maxsize=2)

@@ -16,8 +16,8 @@ from iha.configcheck import load_config
 from iha.configsynthetic import SyntheticConfig
 from iha.errors import ConfigError, UserError
 from iha.manifest import Manifest, atomic_path, read_manifest, write_json, write_manifest
+from iha.report.relation_claims import sentences
 from iha.report.relation_section import DATA, RUN, grid_of, relation_tables, write_relations
-from iha.report.relations import sentences
 from iha.report.render import markdown
 from iha.synthetic.folders import PROGRESS, data_manifest, run_folder, run_manifest, run_name
 from iha.synthetic.results import Grid

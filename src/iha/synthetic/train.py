@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from iha.configsynthetic import Split
 from iha.manifest import write_json
-from iha.synthetic.batches import Group, Shelf, batch_ids
+from iha.synthetic.batches import Shelf, batch_ids
 from iha.synthetic.folders import PROGRESS
-from iha.synthetic.model import Composer, build
+from iha.synthetic.model import build
+from iha.synthetic.score import evaluate, summed_loss
 from iha.synthetic.shapes import RelationTrainSlice, params
 from iha.synthetic.tasks import Relations
 from iha.tensors import save_tensors
@@ -172,33 +172,6 @@ class Trainer:
             "history": history,
             "test": None,
         }
-
-
-def summed_loss(model: Composer, group: Group) -> Tensor:
-    """Summed binary cross-entropy of a group's valid cells, nats."""
-    logits = model(group.cells, group.places, group.valid)
-    return F.binary_cross_entropy_with_logits(logits, group.targets, weight=group.valid, reduction="sum")
-
-
-@torch.no_grad()
-def evaluate(model: Composer, shelf: Shelf) -> dict[str, Any]:
-    """Accuracy over cells, accuracy per size m, loss in nats per cell."""
-    count = int(shelf.sizes.max()) + 1
-    right = torch.zeros(count, dtype=torch.float64, device=shelf.device)
-    cells, loss = torch.zeros_like(right), torch.zeros((), dtype=torch.float64, device=shelf.device)
-    for group in shelf.everything():
-        logits = model(group.cells, group.places, group.valid)
-        hits = (logits > 0) == (group.targets > 0.5)
-        hits = hits if group.valid is None else hits & group.valid
-        loss += F.binary_cross_entropy_with_logits(logits, group.targets, weight=group.valid, reduction="sum")
-        right.index_add_(0, group.sizes, hits.sum(1).double())
-        cells.index_add_(0, group.sizes, (group.sizes**2).double())
-    by_size = {str(m): float(right[m] / cells[m]) for m in range(count) if cells[m] > 0}
-    return {
-        "accuracy": float(right.sum() / cells.sum()),
-        "by_size": by_size,
-        "loss": float(loss / cells.sum()),
-    }
 
 
 def train(

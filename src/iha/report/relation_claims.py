@@ -1,0 +1,116 @@
+"""Relation composition: the paper's two gains, judged, and what the grid says in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from iha.evals.scores import mean_sd
+from iha.report.format import MISSING, SCALE_LABELS, big, signed
+from iha.report.paper import paper
+from iha.report.records import Grid as Table
+from iha.report.records import Text
+from iha.report.relations import STOPS, UNITS, pairs
+from iha.report.stats import LEVEL, t_interval, t_test_p
+from iha.synthetic.results import AXES, Gap, Grid, label
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the grid says to one sentence of the paper; `why` in one sentence. `gap`: points of percent."""
+
+    task: str
+    claimed: float
+    verdict: str
+    gap: float | None
+    why: str
+
+
+def verdicts(grid: Grid) -> tuple[Verdict, ...]:
+    """The paper's "up to +4.7 (binary) and +3.3 (ternary) over the strongest baseline, simplicial attention"."""
+    claimed = paper().relation_gain
+    return tuple(_verdict(grid, task.name, claimed[task.name]) for task in grid.config.tasks if task.name in claimed)
+
+
+def _verdict(grid: Grid, task: str, claimed: float) -> Verdict:
+    """Decided by test accuracy where both models ran to early stopping with every seed, three at least."""
+    strong = [m.name for m in grid.config.models if m.attention == "simplicial"]
+    ours = [m.name for m in grid.config.models if m.attention == "iha" and m.pseudo_heads == 8 and m.matches is None]
+    open_ends, found = [], []
+    for lr in grid.config.lrs:
+        for pair in ((a, b) for a in ours for b in strong):
+            if not (grid.of(task, pair[0], lr) and grid.of(task, pair[1], lr)):
+                open_ends.append("not every pair was run")
+            elif not grid.converged(task, lr, pair):
+                open_ends.append("the runs end before early stopping or lack seeds")
+            else:
+                found.append(_tested(grid, task, lr, pair))
+    means = [mean for mean, _, _ in found]
+    best = max(means, default=None)
+    decided = [f for f in found if f[2] < LEVEL and f[0] > 0 and f[1][1] >= claimed]
+    if len(grid.config.seeds) < 3 or not found or open_ends:
+        why = " and ".join(dict.fromkeys(open_ends)) or "fewer than three seeds"
+        return Verdict(task, claimed, "inconclusive", best, f"{why[0].upper()}{why[1:]}.")
+    if decided:
+        return Verdict(task, claimed, "supported", best, "IHA is significantly better and the gain is within reach.")
+    if all(interval[1] < claimed for _, interval, _ in found):
+        return Verdict(task, claimed, "contradicted", best, "Every interval of the gain ends below the paper's.")
+    return Verdict(task, claimed, "inconclusive", best, "The intervals hold both the paper's gain and none.")
+
+
+def _tested(grid: Grid, task: str, lr: float, pair: tuple[str, str]) -> tuple[float, tuple[float, float], float]:
+    """Mean gain in points of test accuracy, its 95 % interval and p-value, paired by seed."""
+    first, second = (grid.of(task, name, lr) for name in pair)
+    points = [100 * (first[seed].score - second[seed].score) for seed in first]
+    interval = t_interval(points) or (float("-inf"), float("inf"))
+    return mean_sd(points)[0], interval, t_test_p(points) if len(points) > 1 else 1.0
+
+
+def verdict_table(grid: Grid, scale: str) -> Table:
+    """The paper's two gains and what this grid says to them."""
+    rows = [
+        (
+            Text(f"IHA above 2-simplicial attention by up to {v.claimed} points, {v.task}"),
+            Text(v.verdict, bold=v.verdict != "inconclusive"),
+            Text(MISSING if v.gap is None else signed(v.gap, 1)),
+            Text(v.why),
+        )
+        for v in verdicts(grid)
+    ]
+    caption = f"{SCALE_LABELS[scale]}Relation composition: the paper's gains."
+    return Table("relations_claims", caption, ("claim", "verdict", "largest gain, points", "why"), tuple(rows))
+
+
+def sentences(grid: Grid) -> Iterator[str]:
+    """What the grid says, in words: the claims, what was run, and every comparison that has two seeds or more."""
+    for v in verdicts(grid):
+        yield f"IHA above 2-simplicial attention by up to {v.claimed} points ({v.task}): **{v.verdict}**. {v.why}"
+    ends = [STOPS[o.stopped] for o in grid.outcomes]
+    total = len(grid.config.tasks) * len(grid.config.models) * len(grid.config.lrs) * len(grid.config.seeds)
+    counted = ", ".join(f"{ends.count(end)} by {end}" for end in dict.fromkeys(ends))
+    yield f"{len(ends)} of {total} runs of the grid were begun ({counted or 'none'})."
+    for task in grid.config.tasks:
+        for lr in grid.config.lrs:
+            yield from (line for pair in pairs(grid) if (line := _compared(grid, task.name, lr, pair)) is not None)
+
+
+def _compared(grid: Grid, task: str, lr: float, pair: tuple[str, str]) -> str | None:
+    gaps = {axis: grid.gap(task, lr, pair, axis) for axis in AXES}
+    parts = [_gap_words(gap) for gap in gaps.values() if gap is not None]
+    if not parts:
+        return None
+    names = [label(grid.config.model(name)) for name in pair]
+    return f"{task}, learning rate {lr:g}, {names[0]} against {names[1]}: {'; '.join(parts)}."
+
+
+def _gap_words(gap: Gap) -> str:
+    points = [100 * g for g in gap.by_seed.values()]
+    reach = big(gap.limit) if gap.axis == "flops" else f"{gap.limit:.3g}"
+    interval = t_interval(points)
+    if interval is None:
+        sure = "one seed, no interval"
+    elif interval[0] > 0 or interval[1] < 0:
+        sure = f"{len(points)} seeds, the interval leaves out zero"
+    else:
+        sure = f"{len(points)} seeds, no clear difference"
+    return f"{signed(mean_sd(points)[0], 1)} points at {reach} {UNITS[gap.axis]} ({sure})"
