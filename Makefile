@@ -38,7 +38,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 demo: install  ## run the whole workflow small, on CPU, on real text, to finished tables
 	@echo "Running configs/smoke.yaml: five attention variants, from text to tables, 49 jobs, 5 to 20 minutes."
 	@echo "A training is silent for a minute or two here; its log is not: tail -f results/smoke/logs/pretrain-*.log"
-	@$(BIN)/snakemake --cores $(CORES) --quiet rules host
+	@$(BIN)/snakemake --cores $(CORES) --quiet host reason
 	@echo
 	@echo "Done. These are smoke numbers from tiny models, not a reproduction. Look at:"
 	@echo "  $(RESULTS)/table1.md, table2.md   the paper's tables, ours beside the paper's"

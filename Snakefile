@@ -37,3 +37,5 @@ rule all:
     default_target: True
     input:
         GOALS[CFG.goal],
+    message:
+        "Everything is made"

@@ -17,6 +17,8 @@ rule tracking:
         inputs="",
         slice=dag.dump(dag.tracking_slice(CFG)),
         code=code("tracking"),
+    message:
+        "Prepare the tracking store"
     shell:
         command("tracking")
 
@@ -35,6 +37,8 @@ rule flops:
         inputs="",
         slice=dag.dump(dag.ledger_slice(CFG)),
         code=code_fingerprint(*dag.entry_modules("flops", CFG.variants, torch=False)),
+    message:
+        "Price every variant"
     shell:
         command("flops")
 
@@ -54,6 +58,8 @@ rule tokenizer:
         inputs="",
         slice=dag.dump(dag.tokenizer_slice(CFG)),
         code=code("tokenizer"),
+    message:
+        "Make the tokenizer"
     shell:
         command("tokenizer")
 
@@ -75,6 +81,8 @@ rule tokenise:
         inputs=named,
         slice=lambda w: dag.dump(dag.tokenise_slice(CFG, w.split)),
         code=code("tokenise"),
+    message:
+        "Tokenise the {wildcards.split} text"
     shell:
         command("tokenise")
 
@@ -93,6 +101,8 @@ rule items:
         inputs="",
         slice=dag.dump(dag.items_slice(CFG)),
         code=code("items"),
+    message:
+        "Collect the evaluation items"
     shell:
         command("items")
 
@@ -116,5 +126,7 @@ rule contamination:
         inputs=named,
         slice=lambda w: dag.dump(dag.contamination_slice(w.split)),
         code=code("contamination"),
+    message:
+        "Look for evaluation items in the {wildcards.split} text"
     shell:
         command("contamination")

@@ -18,6 +18,8 @@ rule ruler:
         inputs=named,
         slice=lambda w: dag.dump(dag.ruler_slice(CFG, int(w.length))),
         code=code("ruler"),
+    message:
+        "Make RULER items of {wildcards.length} tokens"
     shell:
         command("ruler")
 
@@ -39,5 +41,7 @@ rule evaluate:
         inputs=named,
         slice=lambda w: dag.dump(dag.eval_slice(CFG, w.suite, w.model)),
         code=lambda w: code("evaluate", w.variant),
+    message:
+        "Evaluate {wildcards.variant}, seed {wildcards.seed}: {wildcards.suite}, {wildcards.model} model"
     shell:
         command("evaluate")

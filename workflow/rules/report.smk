@@ -99,5 +99,7 @@ rule report:
         inputs=" ".join(f"{name}={path}" for name, path in REPORT_INPUTS.items()),
         slice=dag.dump(dag.report_slice(CFG)),
         code=code("report"),
+    message:
+        "Write tables, figures and the page"
     shell:
         command("report")

@@ -43,6 +43,8 @@ rule synthetic_data:
         inputs="",
         slice=lambda w: dag.dump(shapes.data_slice(CFG.synthetic, w.task)),
         code=code("synthetic_data"),
+    message:
+        "Make relation composition data: {wildcards.task}"
     shell:
         command("synthetic_data")
 
@@ -66,6 +68,8 @@ rule synthetic_train:
             shapes.train_slice(CFG.synthetic, *RELATION_RUNS[f"{w.task}/{w.run}"])
         ),
         code=code("synthetic_train"),
+    message:
+        "Train on relation composition: {wildcards.task}, {wildcards.run}"
     shell:
         command("synthetic_train")
 
@@ -90,5 +94,7 @@ rule synthetic_report:
             else ""
         ),
         code=code("synthetic_report"),
+    message:
+        "Write the report on relation composition"
     shell:
         command("synthetic_report")

@@ -15,6 +15,8 @@ rule theory:
         inputs="",
         slice=dag.dump(dag.theory_slice()),
         code=code("theory"),
+    message:
+        "Try the paper's theorems"
     shell:
         command("theory")
 
@@ -35,5 +37,7 @@ rule separation:
         inputs="",
         slice=dag.dump(dag.separation_slice(CFG)) if CFG.separation else "",
         code=code("separation"),
+    message:
+        "Learn the separation of the theorems"
     shell:
         command("separation")

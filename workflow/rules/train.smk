@@ -26,6 +26,8 @@ rule pretrain:
             dag.train_slice(CFG, "pretrain", w.variant, int(w.seed))
         ),
         code=lambda w: code("pretrain", w.variant),
+    message:
+        "Pretrain {wildcards.variant}, seed {wildcards.seed}"
     shell:
         command("pretrain")
 
@@ -51,6 +53,8 @@ rule extend:
         inputs=named,
         slice=lambda w: dag.dump(dag.train_slice(CFG, "extend", w.variant, int(w.seed))),
         code=lambda w: code("extend", w.variant),
+    message:
+        "Extend the context of {wildcards.variant}, seed {wildcards.seed}"
     shell:
         command("extend")
 
@@ -76,5 +80,7 @@ rule sft:
         inputs=named,
         slice=lambda w: dag.dump(dag.train_slice(CFG, "sft", w.variant, int(w.seed))),
         code=lambda w: code("sft", w.variant),
+    message:
+        "Fine-tune {wildcards.variant}, seed {wildcards.seed}"
     shell:
         command("sft")
