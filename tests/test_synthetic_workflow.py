@@ -38,8 +38,9 @@ def test_the_preset_plans_one_job_per_task_model_rate_and_seed(folder):
     assert jobs == {"synthetic_data": 2, "synthetic_train": 2 * 9 * 2 * 3, "synthetic_report": 1}
 
 
-def test_the_preset_is_the_papers_tasks_and_models():
-    preset, paper = load_config(ROOT / "configs" / "synthetic.yaml").synthetic, shapes.SyntheticConfig()
+@pytest.mark.parametrize("name", ["synthetic.yaml", "synthetic-gpu.yaml"])
+def test_the_presets_are_the_papers_tasks_and_models(name):
+    preset, paper = load_config(ROOT / "configs" / name).synthetic, shapes.SyntheticConfig()
     assert (preset.tasks, preset.examples, preset.lrs) == (paper.tasks, paper.examples, paper.lrs)
     assert {m.name: m for m in preset.models} == {m.name: m for m in paper.models}
     assert (preset.hidden_dim, preset.n_heads, preset.recipe.patience) == (128, 8, 10)
