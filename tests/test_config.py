@@ -208,7 +208,10 @@ def flat(tree, path: str = "") -> dict[str, object]:
     return {key: leaf for name, sub in tree.items() for key, leaf in flat(sub, f"{path}.{name}".lstrip(".")).items()}
 
 
-RECIPE_SAME = ("lr", "min_lr", "betas", "eps", "weight_decay", "clip_norm", "keep_checkpoints", "max_skipped")
+RECIPE_SAME = (
+    "schedule", "decay_steps", "lr", "min_lr", "betas", "eps", "weight_decay", "clip_norm", "keep_checkpoints",
+    "max_skipped",
+)  # fmt: skip
 SAME = {
     "variants", "seeds", "match", "reference", "goal",
     "model.rope_theta", "model.norm_eps", "model.init_std", "model.tie_embeddings",

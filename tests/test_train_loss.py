@@ -44,6 +44,14 @@ def test_large_logits_do_not_overflow():
     assert token_loss_sum(hidden, weight, torch.tensor([0]), 8).item() == 0.0
 
 
+def test_gradients_are_given_once_since_they_are_scaled_in_place():
+    hidden, weight, targets = sample()
+    loss = token_loss_sum(hidden, weight, targets, 64)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        loss.backward()
+
+
 def test_no_label_gives_no_loss_and_no_gradient():
     hidden, weight, targets = sample()
     loss = token_loss_sum(hidden, weight, torch.full_like(targets, -100), 64)

@@ -7,7 +7,7 @@ from trainlab import recipe
 
 from iha.config import Config
 from iha.train.loop import Plan
-from iha.train.schedule import learning_rate, multiplier, scaled_warmup
+from iha.train.schedule import constant_then_down, learning_rate, multiplier, scaled_warmup, wsd_rate
 
 
 def test_trn_06_multipliers_of_the_case():
@@ -52,3 +52,31 @@ def test_trn_07_rate_depends_on_the_step_alone(tmp_path):
     assert [plan.rate(s) for s in reversed(range(16))] == straight[::-1]
     extension = Plan(recipe(steps=8, lr=1e-3), 8, tmp_path)
     assert extension.rate(0) == pytest.approx(1e-3 / 4)
+
+
+def test_trn_06_constant_then_down_of_the_case():
+    expected = [0.25, 0.5, 0.75, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]
+    assert [constant_then_down(i, 10, 4, 4) for i in range(10)] == pytest.approx(expected)
+
+
+def test_wsd_follows_its_recipe_and_shrinks_with_the_steps(tmp_path):
+    wsd = recipe(steps=10, schedule="wsd", warmup_steps=4, decay_steps=4, lr=1e-2, min_lr=0.0)
+    rates = [Plan(wsd, 10, tmp_path).rate(s) for s in range(10)]
+    assert rates == pytest.approx([1e-2 * constant_then_down(i, 10, 4, 4) for i in range(10)])
+    half = [Plan(wsd, 5, tmp_path).rate(s) for s in range(5)]
+    assert half == pytest.approx([5e-3, 1e-2, 1e-2, 1e-2 * 2 / 3, 1e-2 / 3])
+
+
+def test_wsd_falls_towards_its_floor():
+    assert wsd_rate(9, 10, 4, 4, 1.0, 0.5) == pytest.approx(0.5 + 0.5 * 0.2)
+    assert wsd_rate(0, 10, 4, 4, 1.0, 0.5) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"decay_steps": 3}, "1 or more with wsd"), ({"schedule": "wsd"}, "1 or more with wsd"),
+     ({"schedule": "wsd", "decay_steps": 13}, "allowed: up to steps less warmup_steps, 12")],
+)  # fmt: skip
+def test_a_schedule_that_does_not_fit_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        recipe(steps=16, **changes)

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import runpy
-import signal
-import socket
-import sys
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +10,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from iha import faults
 from iha.config import EngineConfig, ModelConfig, Recipe, Variant
 from iha.data.loader import Batch
 from iha.manifest import Manifest, file_entry, read_manifest, write_manifest
+from iha.rehearsal import lab as rehearsal
+from iha.rehearsal.process import Child
 from iha.slices import TrainSlice
 from iha.tracking import read_metrics
 from iha.train.distributed import World
@@ -85,108 +78,35 @@ def packed_store(state: Path, rows: int = 40, seq_len: int = 64) -> Manifest:
     return Manifest(stage="tokenise", slice={}, code="x", files=files, facts=facts)
 
 
-class Child:
-    """A stage in a forked process of its own: real signals and kills, without importing torch again."""
-
-    def __init__(self, argv: list[str], log: Path, env: dict[str, str]) -> None:
-        self.log = log
-        self.pid = os.fork()
-        if self.pid == 0:
-            os._exit(self._child(argv, env))
-
-    def _child(self, argv: list[str], env: dict[str, str]) -> int:
-        with self.log.open("w") as out:
-            os.dup2(out.fileno(), 1)
-            os.dup2(out.fileno(), 2)
-        sys.stderr = os.fdopen(2, "w", buffering=1)
-        os.environ.update(env)
-        faults._PLAN = env.get("IHA_FAULT", "")
-        logging.getLogger().handlers.clear()
-        sys.argv = argv
-        try:
-            runpy.run_module(argv[0], run_name="__main__", alter_sys=False)
-        except SystemExit as end:
-            return end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:
-            traceback.print_exc()
-            return 1
-        return 0
-
-    def wait(self, timeout: float = 120) -> int:
-        """Exit code, or minus the signal that killed it."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.02)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        raise TimeoutError(self.text)
-
-    def wait_for(self, wanted: Callable[[], bool], timeout: float = 60) -> None:
-        """Poll until `wanted` holds while the child lives."""
-        deadline = time.monotonic() + timeout
-        while not wanted():
-            if time.monotonic() > deadline:
-                raise TimeoutError(self.text)
-            time.sleep(0.02)
-
-    @property
-    def text(self) -> str:
-        """What it has printed."""
-        return self.log.read_text() if self.log.exists() else ""
-
-
-class Lab:
-    """One state directory and the stages that train in it."""
+class Lab(rehearsal.Lab):
+    """One state directory and the training stages in it, each with what is given as its inputs."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.state = root, root / "state"
+        super().__init__(root, logs=root)
         self.inputs: dict[str, Path] = {}
         self.give("store", plain_store(self.state))
-        self._started = 0
 
     def give(self, name: str, manifest: Manifest) -> None:
         """Make `manifest` the input `name` of later starts."""
-        self.inputs[name] = self.root / f"{name}.json"
+        self.inputs[name] = self.root / f"{name}-made.json"
         write_manifest(self.inputs[name], manifest)
+
+    def job(self, part: TrainSlice) -> rehearsal.Job:
+        """The job of a slice."""
+        name, folder = part.variant.name, f"runs/{part.variant.name}/seed{part.seed}/{part.stage}"
+        return rehearsal.Job(f"{name}-{part.stage}", part.stage, part, {n: n for n in self.inputs}, folder)
 
     def folder(self, part: TrainSlice) -> Path:
         """Run directory of a slice."""
-        return self.state / "runs" / part.variant.name / f"seed{part.seed}" / part.stage
+        return super().folder(self.job(part))
 
-    def output(self, part: TrainSlice) -> Path:
+    def output(self, part: TrainSlice | rehearsal.Job) -> Path:
         """Manifest of a slice."""
-        return self.root / f"{part.variant.name}-{part.stage}.json"
+        return super().output(part if isinstance(part, rehearsal.Job) else self.job(part))
 
-    def argv(self, part: TrainSlice, code: str = "c1") -> list[str]:
-        """The stage's command after `python -m`."""
-        head = [f"iha.stages.{part.stage}", "--slice", part.model_dump_json(), "--code", code, "--device", "cpu"]
-        tail = ["--output", str(self.output(part)), "--state", str(self.state), "--experiment", "t"]
-        return [*head, *tail, "--inputs", *(f"{name}={path}" for name, path in self.inputs.items())]
-
-    def start(self, part: TrainSlice, code: str = "c1", **env: str) -> Child:
+    def start(self, part: TrainSlice, code: str = "c1", prepare: Any = None, **env: str) -> Child:
         """Start a stage in a process of its own."""
-        self._started += 1
-        return Child(self.argv(part, code), self.root / f"log{self._started}", env)
-
-    def run(self, part: TrainSlice, code: str = "c1", **env: str) -> tuple[int, str]:
-        """Run a stage to its end: exit code and what it printed."""
-        child = self.start(part, code, **env)
-        return child.wait(), child.text
-
-    def start_ranks(self, part: TrainSlice, size: int, **env: str) -> list[Child]:
-        """Start a stage on `size` ranks."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **env}
-        return [self.start(part, **{**common, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(size)]
-
-    def ranks(self, part: TrainSlice, size: int, **env: str) -> list[tuple[int, str]]:
-        """Run a stage on `size` ranks to its end."""
-        return [(child.wait(), child.text) for child in self.start_ranks(part, size, **env)]
+        return super().start(self.job(part), code, prepare, **env)
 
     def made(self, part: TrainSlice) -> Manifest:
         """The stage's manifest."""

@@ -134,6 +134,10 @@ class Recipe(Frozen):
     lr: Rate
     min_lr: Annotated[float, Field(ge=0, lt=1)]
     warmup_steps: int = Field(ge=0)
+    schedule: Literal["cosine", "wsd"] = Field(
+        "cosine", description="after warm-up: cosine to min_lr [paper 5.1]; wsd: constant, then linear over decay_steps"
+    )
+    decay_steps: int = Field(0, ge=0, description="for schedule wsd: last steps, in which the rate falls to min_lr")
     betas: tuple[Rate, Rate] = Field((0.9, 0.95), description="AdamW [paper 5.1]")
     eps: Rate = Field(1e-8, description="AdamW epsilon [spec 4.2]")
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="linear weights only [paper 5.1]")
@@ -146,6 +150,16 @@ class Recipe(Frozen):
     def _consistent(self) -> Self:
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr is {self.min_lr}; allowed: 0 to lr, {self.lr}")
+        if (self.decay_steps > 0) != (self.schedule == "wsd"):
+            raise ValueError(
+                f"decay_steps is {self.decay_steps} with schedule {self.schedule}; "
+                f"allowed: 1 or more with wsd, 0 with cosine"
+            )
+        if self.schedule == "wsd" and self.warmup_steps + self.decay_steps > self.steps:
+            raise ValueError(
+                f"decay_steps is {self.decay_steps}; allowed: up to steps less warmup_steps, "
+                f"{self.steps - self.warmup_steps}"
+            )
         if self.global_batch % self.micro_batch:
             raise ValueError(
                 f"global_batch is {self.global_batch}; allowed: a multiple of micro_batch {self.micro_batch}"

@@ -1,35 +1,52 @@
-"""Named points at which a test can stop the process: ``IHA_FAULT=point[@n]:action``, the n-th passage (from 1).
+"""Named points at which a fault can be rehearsed: ``IHA_FAULT=point[@n]:action``, the n-th passage (from 1).
 
-Actions: ``kill`` (SIGKILL, as a node failure does) and ``wait=PATH`` (until that file exists, at most a minute, so
-that a test can act from outside at a known place). Costs one comparison when the variable is not set.
+Actions: ``kill`` (SIGKILL, as a node failure does), ``nan`` (a value that the point offers becomes NaN) and
+``wait=PATH`` (``PATH.reached`` is made, then waited until PATH exists, at most a minute, so that something can be done
+from outside at a known place). Several are parted by commas. Costs one comparison when the variable is not set.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-_PLAN = os.environ.get("IHA_FAULT", "")
+_PLANS: list[str] = []
 _PASSED: Counter[str] = Counter()
 
 
-def point(name: str) -> None:
-    """Pass the point `name`; acts if the environment asks for it."""
-    if _PLAN:
-        _act(name)
+def arm(plans: str) -> None:
+    """Rehearse `plans` from here on, in the form of the variable."""
+    _PLANS[:] = [plan for plan in plans.split(",") if plan]
+    _PASSED.clear()
 
 
-def _act(name: str) -> None:
-    where, _, action = _PLAN.partition(":")
-    wanted, _, count = where.partition("@")
-    _PASSED[name] += 1
-    if name != wanted or _PASSED[name] != int(count or 1):
-        return
+def point(name: str, values: Callable[[], Sequence[Any]] = tuple) -> None:
+    """Pass the point `name`; acts if the environment asks for it. `values`: tensors that may be spoilt here."""
+    if _PLANS:
+        _PASSED[name] += 1
+        for plan in _PLANS:
+            where, _, action = plan.partition(":")
+            wanted, _, count = where.partition("@")
+            if name == wanted and _PASSED[name] == int(count or 1):
+                _act(action, values)
+
+
+def _act(action: str, values: Callable[[], Sequence[Any]]) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    gate, deadline = Path(action.removeprefix("wait=")), time.monotonic() + 60
-    while not gate.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    elif action == "nan":
+        values()[0].fill_(math.nan)
+    else:
+        gate, deadline = Path(action.removeprefix("wait=")), time.monotonic() + 60
+        gate.with_name(f"{gate.name}.reached").touch()
+        while not gate.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+arm(os.environ.get("IHA_FAULT", ""))

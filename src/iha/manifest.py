@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from iha.errors import DataError
+from iha.faults import point
 
 
 class Manifest(BaseModel):
@@ -53,6 +54,7 @@ def atomic_path(final: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
+        point(f"write.{final.name}")
         temporary.replace(final)
         sync_folder(final.parent)
     finally:

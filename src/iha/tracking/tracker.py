@@ -22,6 +22,8 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 #: Seconds between two looks of the thread: system sample and replay.
 PERIOD = 10.0
+#: Seconds of a run before MLflow is imported.
+LIVE_AFTER = 30.0
 #: Seconds a stage waits at its end for the last batch.
 PATIENCE = 20.0
 
@@ -54,14 +56,14 @@ class Tracker:
         jsonl: Path,
         tags: Mapping[str, str] | None = None,
         resume: bool = True,
-        live_after: float = 30.0,
-        period: float = PERIOD,
+        live_after: float | None = None,
+        period: float | None = None,
     ) -> Self:
         """Open the journal and start the thread.
 
         A journal of the same parameters and code is continued, and with it the MLflow run; one of others, or any if
         `resume` is false (the stage starts from step 0), is moved aside and a new run begins. `live_after`: seconds
-        before MLflow is imported; `inf`: never in this process.
+        before MLflow is imported (LIVE_AFTER); `inf`: never in this process. `period`: between two looks (PERIOD).
         """
         git = git_state(Path(__file__).parent)
         info = RunInfo(
@@ -79,7 +81,8 @@ class Tracker:
             _move_aside(jsonl)
         if uri.startswith("sqlite:") and "SLURM_JOB_ID" in os.environ:
             live_after = math.inf  # a database file on a shared file system has one writer: sync
-        tracker = cls(uri, info, jsonl, live_after, period)
+        after, pause = LIVE_AFTER if live_after is None else live_after, PERIOD if period is None else period
+        tracker = cls(uri, info, jsonl, after, pause)
         tracker._journal.write("start", **start_event(info))
         tracker._thread.start()
         return tracker

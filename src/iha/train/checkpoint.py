@@ -59,6 +59,7 @@ def save(root: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any
     if world.leads:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
+    point("checkpoint.begun")
     world.lead(None)
     parts = world.gather(_save_rank(temporary / f"rank_{world.rank}.safetensors", tensors, world))
     if world.leads:
@@ -101,6 +102,7 @@ def _publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
     link.replace(final.with_name("latest"))
+    point("checkpoint.latest")
 
 
 def prune(root: Path, keep: int, trouble: int | None) -> None:
@@ -109,6 +111,7 @@ def prune(root: Path, keep: int, trouble: int | None) -> None:
     for step in set(steps) - kept(steps, keep, trouble):
         doomed = folder_of(root, step)
         doomed.replace(doomed.with_name(f"{doomed.name}.tmp"))
+        point("rotation")
     for leftover in root.glob("step_*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
 

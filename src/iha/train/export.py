@@ -32,6 +32,7 @@ def export(run: Run, model: Transformer) -> None:
     temporary.mkdir()
     point("export")
     save_model(plain, temporary, {"stage": part.stage, "variant": part.variant.name, "seed": part.seed})
+    point("export.written")
     if final.exists():
         final.rename(old)
     temporary.rename(final)

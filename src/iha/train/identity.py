@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from iha.errors import CheckpointError
-from iha.manifest import Manifest, write_json
+from iha.manifest import Manifest, verify_files, write_json
 
 log = logging.getLogger("iha")
 #: Set to 1 to resume an unfinished run with other code than it began with (the manifest then lists both).
@@ -42,6 +42,28 @@ def claim(folder: Path, begun_with: dict[str, Any], code: str) -> dict[str, Any]
     record["attempts"] += 1
     write_json(folder / RECORD, record)
     return record
+
+
+def check_data(folder: Path, record: dict[str, Any], store: Manifest, state: Path) -> None:
+    """Refuse data that changed in place since the run began: files touched since then are hashed again.
+
+    Raises:
+        DataError: a file is not what its manifest describes.
+    """
+    stamps = {name: _stamp(state / entry.path) for name, entry in store.files.items()}
+    before = record.setdefault("stamps", stamps)
+    touched = {name: entry for name, entry in store.files.items() if before.get(name) != stamps[name]}
+    verify_files(store.model_copy(update={"files": touched}), state, deep=True)
+    write_json(folder / RECORD, {**record, "stamps": stamps})
+
+
+def _stamp(path: Path) -> list[int]:
+    """Size and time of change; empty for what is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return []
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _read(path: Path) -> dict[str, Any] | None:

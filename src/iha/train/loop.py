@@ -25,7 +25,7 @@ from iha.train.guard import Guard
 from iha.train.loss import IGNORE
 from iha.train.optim import AdamW
 from iha.train.progress import Progress
-from iha.train.schedule import learning_rate, scaled_warmup
+from iha.train.schedule import learning_rate, scaled_warmup, wsd_rate
 from iha.train.signals import StopFlag
 from iha.train.state import Counters, facts_of, restore_facts, tensors_of
 
@@ -77,8 +77,12 @@ class Plan:
 
     def rate(self, step: int) -> float:
         """Learning rate of the update at 0-based `step`."""
-        r = self.recipe
-        return learning_rate(step, self.steps, scaled_warmup(r.warmup_steps, r.steps, self.steps), r.lr, r.min_lr)
+        r, steps = self.recipe, self.steps
+        warmup = scaled_warmup(r.warmup_steps, r.steps, steps)
+        if r.schedule == "wsd":
+            decay = scaled_warmup(r.decay_steps, r.steps, steps)
+            return wsd_rate(step, steps, warmup, min(decay, steps - warmup), r.lr, r.min_lr)
+        return learning_rate(step, steps, warmup, r.lr, r.min_lr)
 
 
 class Loop:
@@ -177,6 +181,7 @@ class Loop:
             loss = self._objective(self._put(batch.tokens[part]), self._put(batch.targets[part]), docs)
             (loss * share).backward()
             total += loss.detach()
+        point("gradients", self._optimizer.gradients)
         norm = whole(nn.utils.get_total_norm(self._optimizer.gradients()))
         loss_sum, norm_value = torch.stack((self.world.sum(total), norm.double())).tolist()
         return loss_sum / labelled if labelled else math.nan, norm_value
@@ -189,6 +194,7 @@ class Loop:
         if norm > limit:
             torch._foreach_mul_(self._optimizer.gradients(), limit / (norm + 1e-6))
         self._optimizer.step(rate)
+        point("updated")
         self._optimizer.zero_grad()
 
     def _advance(self, batch: Batch) -> None:

@@ -54,13 +54,16 @@ class _ChunkedLoss(torch.autograd.Function):
             grad_logits = grad_logits.to(product_dtype)
             grad_flat[start : start + chunk] = (grad_logits @ matrix) * scale
             _add_product(grad_weight, grad_logits.T, (piece * scale).to(product_dtype))
-        ctx.save_for_backward(grad_flat, grad_weight.to(weight.dtype))
+        ctx.grads = [grad_flat, grad_weight.to(weight.dtype)]  # type: ignore[attr-defined]
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_flat, grad_weight = ctx.saved_tensors
-        return grad_flat * grad.to(grad_flat.dtype), grad_weight * grad.to(grad_weight.dtype), None, None, None
+        """In place, since a copy of a (V, D) matrix is a third of all this takes; hence once only."""
+        if not ctx.grads:
+            raise RuntimeError("token_loss_sum can be differentiated once; its gradients are scaled in place")
+        grads, ctx.grads = ctx.grads, []
+        return *(g.mul_(grad.to(g.dtype)) for g in grads), None, None, None
 
 
 def _loss_and_grad(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,6 +17,12 @@ def multiplier(index: int, total: int, warmup: int) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * (index - warmup) / (total - warmup)))
 
 
+def wsd_rate(step: int, total: int, warmup: int, decay: int, peak: float, floor: float) -> float:
+    """Rate of the update made at 0-based `step`: warm-up from 0, stable at `peak`, decay towards `floor`."""
+    share = constant_then_down(step, total, warmup, decay)
+    return peak * share if step < warmup else floor + (peak - floor) * share
+
+
 def learning_rate(step: int, total: int, warmup: int, peak: float, floor: float) -> float:
     """Rate of the update made at 0-based `step` of `total`.
 
@@ -26,6 +32,18 @@ def learning_rate(step: int, total: int, warmup: int, peak: float, floor: float)
     index = step + 1
     share = multiplier(index, total, warmup)
     return peak * share if index <= warmup else floor + (peak - floor) * share
+
+
+def constant_then_down(index: int, total: int, warmup: int, decay: int) -> float:
+    """Share of the peak at `index`: linear over `warmup`, then 1, then linear towards 0 over the last `decay`.
+
+    Indices are those of updates, from 0: 10 in all, 4 of them warm-up and 4 decay, have .25, .5, .75, 1, 1, 1, .8, .6,
+    .4, .2 (TRN-06). The line would meet 0 one update after the last, so none is wasted.
+    """
+    if index < warmup:
+        return (index + 1) / warmup
+    left = total - index
+    return min(1.0, left / (decay + 1))
 
 
 def scaled_warmup(warmup: int, planned: int, steps: int) -> int:

@@ -1,0 +1,67 @@
+"""Every fault of the rehearsal, tried for real (TRN-13, DST-02), and a rehearsal that notices when something does not hold."""
+
+import os
+
+import pytest
+
+from iha.rehearsal.lab import prepare
+from iha.rehearsal.run import attempt, rehearse
+from iha.rehearsal.scenarios import SCENARIOS, Scenario, kill
+from iha.rehearsal.trial import expect
+
+MUST_RUN = "rehearsal" in os.environ.get("IHA_REQUIRE", "")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("rehearsal") / "undisturbed")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
+def test_after_a_fault_the_same_command_ends_the_run(tmp_path, undisturbed, scenario):
+    outcome = attempt(scenario, *undisturbed, tmp_path / "trial")
+    if outcome.held is None and not MUST_RUN:
+        pytest.skip(outcome.seen)
+    assert outcome.held, outcome.seen
+
+
+def test_names_are_unique_and_the_kill_points_are_many():
+    names = [scenario.name for scenario in SCENARIOS]
+    assert len(set(names)) == len(names)
+    assert sum(name.startswith("kill-") for name in names) >= 10
+
+
+def never(trial):
+    """A point that no run passes."""
+    return kill(trial, "nowhere", None)
+
+
+def forgets(trial):
+    """A run whose checkpoints are lost although they were whole."""
+    trial.killed("step@6")
+    newest = trial.lab.newest(trial.job)
+    checkpoints = trial.lab.folder(trial.job) / "checkpoints"
+    checkpoints.rename(checkpoints.with_name("gone"))
+    code, text = trial.lab.run(trial.job)
+    expect(code == 0, text)
+    return trial.resumed(text, newest)
+
+
+def differs(trial):
+    """A run that ends with other weights."""
+    trial.lab.run(trial.job, IHA_FAULT="gradients@6:nan")
+    trial.same()
+    return ""
+
+
+@pytest.mark.parametrize("run", [never, forgets, differs])
+def test_what_does_not_hold_is_seen(tmp_path, undisturbed, run):
+    outcome = attempt(Scenario("x", "x", "pretrain", run), *undisturbed, tmp_path / "trial")
+    assert outcome.held is False
+    assert "Unmet" in outcome.seen
+
+
+def test_a_rehearsal_leaves_nothing_behind(tmp_path):
+    outcomes = rehearse(tmp_path / "here", SCENARIOS[16:17])
+    assert [(o.name, o.held) for o in outcomes] == [(SCENARIOS[16].name, True)]
+    assert not list(tmp_path.iterdir())
