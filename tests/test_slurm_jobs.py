@@ -28,7 +28,7 @@ rule sum:
 """
 #: What an enclosing allocation would leave behind.
 LEAK = {
-    "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "mask_cpu:0x1", "SLURM_CPUS_PER_TASK": "9", "SLURM_MEM_PER_NODE": "9",
+    "SLURM_JOB_ID": "99999", "SLURM_CPU_BIND": "mask_cpu:0x1", "SLURM_CPUS_PER_TASK": "9", "SLURM_MEM_PER_NODE": "9",
     "SLURM_MEM_PER_CPU": "9", "SLURM_NTASKS": "64", "PMIX_RANK": "3", "SBATCH_CPU_BIND": "quiet",
 }  # fmt: skip
 
@@ -41,7 +41,7 @@ def test_slx_dag_runs_with_one_submission_per_job_and_sub_03_nothing_leaks(clust
     assert cluster.last() - before == 3
     inside = dict(line.split("=", 1) for line in toy.read("env.1").splitlines())
     assert inside["SLURM_CONF"] == cluster.env["SLURM_CONF"]
-    assert inside["SLURM_JOB_ID"] != "1" and inside["SLURM_CPUS_PER_TASK"] == "1"
+    assert inside["SLURM_JOB_ID"] != "99999" and inside["SLURM_CPUS_PER_TASK"] == "1"
     assert inside["SLURM_MEM_PER_NODE"] == "200" and inside["SLURM_NTASKS"] == "1"
     assert not {"SLURM_CPU_BIND", "SLURM_MEM_PER_CPU", "PMIX_RANK", "SBATCH_CPU_BIND"} & inside.keys()
 
