@@ -12,7 +12,8 @@ from iha.dag import dump, separation_slice
 from iha.errors import ConfigError
 from iha.manifest import read_manifest
 from iha.report.separation import write_separation
-from iha.separation.run import run_grid
+from iha.separation.grid import Point
+from iha.separation.run import run_grid, urgency
 from iha.stages import separation
 
 SMALL = {
@@ -47,6 +48,15 @@ def test_other_code_or_settings_are_other_points_and_a_larger_grid_is_not(tmp_pa
     assert len(run_grid(config(**nothing).separation, tmp_path, "c0de")["points"]) == 4
     assert run_grid(config(**nothing).separation, tmp_path, "other")["points"] == []
     assert run_grid(config(**nothing, seeds=3).separation, tmp_path, "c0de")["points"] == []
+
+
+def test_the_coarse_grid_comes_first():
+    def order(layer, size):
+        return [urgency(Point("filters", layer, size, heads)) for heads in range(1, size + 1)]
+
+    assert order("mha", 9) == [0, 1, 0, 1, 1, 1, 1, 1, 0]
+    assert order("iha", 9) == [0, 1, 0, 1, 2, 2, 2, 2, 2]
+    assert order("iha", 4) == [0, 0, 1, 2]
 
 
 def test_what_the_budget_does_not_reach_is_said_to_be_open(tmp_path):
