@@ -36,7 +36,7 @@ rule flops:
     params:
         inputs="",
         slice=dag.dump(dag.ledger_slice(CFG)),
-        code=code_fingerprint(*dag.entry_modules("flops", CFG.variants, torch=False)),
+        code=code("flops"),
     message:
         "Price every variant"
     shell:
