@@ -28,7 +28,8 @@ LAYERS = (
     {"configdata", "configplan", "configsynthetic", "configseparation"},
     {"configbase", "variants", "provenance"},
     {"manifest", "yamlio", "tensors"},
-    {"errors", "faults", "locks", "process", "launch"},
+    {"locks", "launch"},
+    {"errors", "faults", "process"},
 )
 #: What plans the workflow starts in half a second, which it could not with torch.
 PLANNING = ("dag", "slices", "flops", "config", "configcheck", "variants", "manifest", "provenance", "context", "locks")

@@ -69,6 +69,17 @@ def test_sub_02_every_rank_saves_and_the_code_passes_through(start, tmp_path, nu
     assert (tmp_path / "saved0").exists() and (tmp_path / "saved1").exists()
 
 
+def test_ranks_save_and_end_when_what_started_them_is_killed(start, tmp_path):
+    launcher = [sys.executable, "-m", "iha.launch", "--tasks-per-node", "2", "-m", "ranks", "wait"]
+    workflow = subprocess.Popen(
+        [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", *launcher], cwd=tmp_path
+    )
+    wait_for(lambda: all((tmp_path / f"rank{i}").exists() for i in range(2)), 60, "two ranks")
+    workflow.kill()
+    workflow.wait()
+    wait_for(lambda: all((tmp_path / f"saved{i}").exists() for i in range(2)), 60, "both ranks' state")
+
+
 def test_a_failed_rank_ends_the_others(start, monkeypatch):
     monkeypatch.setattr(launch, "GRACE", 0.5)
     began = time.monotonic()

@@ -23,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from iha.process import die_with_parent
+
 #: Exit code of a run that saved its state (iha.context).
 RESUMABLE = 75
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -88,7 +90,8 @@ def _become_rank(command: Sequence[str]) -> None:
 
 
 def _launch(nodes: int, tasks: int, threads: int, command: Sequence[str]) -> int:
-    """Start all ranks, pass signals on, and return the exit code of the run."""
+    """Start all ranks, pass signals on, and return the exit code of the run. A killed parent is a request to stop."""
+    die_with_parent()
     rank = [sys.executable, "-m", "iha.launch", "--rank", "-m", *command]
     allocated = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if "SLURM_JOB_ID" in os.environ else 0
     if nodes > max(allocated, 1):
