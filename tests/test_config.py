@@ -149,7 +149,7 @@ def test_snk_10_a_rate_a_time_and_a_seed(tmp_path):
         load_config(path)
     assert [line.removeprefix(f"{path}: ").split("; ")[0] for line in sorted(str(caught.value).splitlines())] == [
         "seeds.0 is '010'",
-        "time: unknown key",
+        "time: unknown key (did you mean runtime?)",
     ]
 
 
@@ -213,7 +213,7 @@ RECIPE_SAME = (
     "max_skipped",
 )  # fmt: skip
 SAME = {
-    "variants", "seeds", "match", "reference", "goal",
+    "variants", "seeds", "match", "reference", "goal", "rehearse",
     "model.rope_theta", "model.norm_eps", "model.init_std", "model.tie_embeddings",
     *(f"{stage}.{field}" for stage in ("pretrain", "extend", "sft") for field in RECIPE_SAME),
     "evals.shots", "evals.samples", "evals.base_samples", "evals.temperature", "evals.kv_cache",
