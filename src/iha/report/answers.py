@@ -29,7 +29,7 @@ class Place:
     @property
     def title(self) -> str:
         """Heading of the item."""
-        task = "" if self.task == self.benchmark else f" {self.task}"
+        task = f" {self.task}" if self.benchmark == "ruler" else ""
         length = f" at {self.length} tokens" if self.length else ""
         return f"{BENCHMARKS[self.benchmark]}{task}{length}, item {self.item}, {STAGES[self.model]}"
 

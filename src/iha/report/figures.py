@@ -36,6 +36,8 @@ def pyplot() -> Any:
 def save(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
     """Write `name`.png and `name`.pdf atomically; equal figures give equal bytes (no dates inside)."""
     paths = (folder / f"{name}.png", folder / f"{name}.pdf")
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once, not again for each format
     for path in paths:
         metadata = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
         with atomic_path(path) as temporary:
