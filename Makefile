@@ -36,7 +36,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@echo "$(CURDIR)" > $@
 
 demo: install  ## run the whole workflow small, on CPU, on real text, to finished tables
-	@echo "Running configs/smoke.yaml: five attention variants, from text to tables, 49 jobs, 5 to 20 minutes."
+	@echo "Running configs/smoke.yaml: five attention variants, from text to tables, 50 jobs, 5 to 20 minutes."
 	@echo "A training is silent for a minute or two here; its log is not: tail -f results/smoke/logs/pretrain-*.log"
 	@$(BIN)/snakemake --cores $(CORES) --quiet host reason
 	@echo

@@ -13,8 +13,9 @@ PLUGIN = "snakemake_executor_plugin_submitit"
 #: From the top down; a module may import from lower lines only, and not from its own line.
 LAYERS = (
     {"cli"},
-    {"doctor", "rehearsal", "preflight"},
+    {"doctor", "preflight"},
     {"stages"},
+    {"rehearsal"},
     {"report"},
     {"synthetic", "separation"},
     {"evals", "train", "plan", "theory"},

@@ -86,7 +86,7 @@ def test_jobs_are_those_of_the_workflow_in_an_order_it_allows(path):
         assert job.seconds > 0
         seen.add(job.name)
     trainings = len(config.variants) * len(config.seeds)
-    assert len(seen) == 3 + 1 + 6 + len({n for s in config.evals.suites for n in s.lengths}) + trainings * (
+    assert len(seen) == 5 + 1 + 6 + len({n for s in config.evals.suites for n in s.lengths}) + trainings * (
         3 + len(config.evals.suites)
     ) + 1  # fmt: skip
 

@@ -3,11 +3,15 @@
 import os
 
 import pytest
+from reports import manifest, whole
 
 from iha.rehearsal.lab import prepare
 from iha.rehearsal.run import attempt, rehearse
 from iha.rehearsal.scenarios import SCENARIOS, Scenario, kill
 from iha.rehearsal.trial import expect
+from iha.report.collect import Results
+from iha.report.faults import faults_section
+from iha.report.section import Findings
 
 MUST_RUN = "rehearsal" in os.environ.get("IHA_REQUIRE", "")
 
@@ -65,3 +69,27 @@ def test_a_rehearsal_leaves_nothing_behind(tmp_path):
     outcomes = rehearse(tmp_path / "here", SCENARIOS[16:17])
     assert [(o.name, o.held) for o in outcomes] == [(SCENARIOS[16].name, True)]
     assert not list(tmp_path.iterdir())
+
+
+def test_the_report_shows_every_fault_and_names_those_that_did_not_hold(tmp_path):
+    world = whole(tmp_path)
+    outcomes = [
+        {"name": "a", "title": "kill -9 here", "held": True, "seen": "went on after step 4 of 12"},
+        {"name": "b", "title": "disk full", "held": None, "seen": "cannot be mounted here"},
+        {"name": "c", "title": "NaN", "held": False, "seen": "Unmet: weights differ\nsecond line"},
+    ]
+    world.inputs["faults"] = manifest("faults", {"outcomes": outcomes})
+    results = Results(world.part, world.inputs, world.state)
+    section = faults_section(Findings(results, (), None, tmp_path, ""))
+    assert section.facts == {"held": 1, "tried": 2, "all": 3}
+    assert "Of 2 faults rehearsed on this machine, 1 did not hold." in section.summary
+    for text in ("kill -9 here", "not rehearsed", "<strong>NO</strong>", "Unmet: weights differ"):
+        assert text in section.body
+    assert "second line" not in section.body
+    assert (tmp_path / "faults.md").exists()
+
+
+def test_without_a_rehearsal_there_is_no_section(tmp_path):
+    world = whole(tmp_path)
+    results = Results(world.part, world.inputs, world.state)
+    assert faults_section(Findings(results, (), None, tmp_path, "")) is None

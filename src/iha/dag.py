@@ -11,6 +11,7 @@ from iha.slices import (
     Budget,
     ContaminationSlice,
     EvalSlice,
+    FaultsSlice,
     ItemsSlice,
     LedgerSlice,
     ReportSlice,
@@ -28,7 +29,7 @@ from iha.slices import (
 VARIANT_STAGES = (*SPLITS, "evaluate")
 STAGES = (
     "tracking", "flops", "tokenizer", "tokenise", "items", "contamination", "ruler", *VARIANT_STAGES,
-    "synthetic_data", "synthetic_train", "synthetic_report", "theory", "separation",
+    "synthetic_data", "synthetic_train", "synthetic_report", "theory", "separation", "faults",
     "report",
 )  # fmt: skip
 
@@ -132,6 +133,11 @@ def tracking_slice(config: Config) -> TrackingSlice:
     return TrackingSlice(experiment=config.experiment)
 
 
+def faults_slice() -> FaultsSlice:
+    """Slice of the rehearsal of faults."""
+    return FaultsSlice()
+
+
 def theory_slice() -> TheorySlice:
     """Slice of the theorems."""
     return TheorySlice()
@@ -164,6 +170,12 @@ def entry_modules(stage: str, variants: tuple[Variant, ...] = (), torch: bool = 
     if torch:
         named |= {spec.module.partition(":")[0] for spec in specs}
     return (f"iha.stages.{stage}", *sorted(named))
+
+
+def fault_modules() -> tuple[str, ...]:
+    """Modules of the rehearsal, which names the stages it starts and does not import them."""
+    started = ("faults", "tokenizer", "tokenise", *SPLITS)
+    return (*(module for stage in started for module in entry_modules(stage)), "iha.attention.iha")
 
 
 def dump(part: Frozen) -> str:

@@ -26,6 +26,7 @@ REPORT_INPUTS = {
         for suite in CFG.evals.suites
     },
     **RELATION_INPUTS,
+    **({"faults": f"{OUT}/faults.json"} if CFG.rehearse else {}),
 }
 
 

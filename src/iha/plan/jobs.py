@@ -73,7 +73,7 @@ def _split_tokens(config: Config, split: TrainStage) -> int:
 
 def _prepare(config: Config) -> Iterator[Job]:
     width = itemsize(config.tokenizer.vocab_size)
-    for rule in ("tracking", "flops", "items"):
+    for rule in ("tracking", "flops", "items", "theory", *(("faults",) if config.rehearse else ())):
         yield _small(config, rule)
     yield _small(config, "tokenizer", tokens=config.tokenizer.train_bytes if config.tokenizer.kind == "bpe" else 0)
     for split in SPLITS:
@@ -156,4 +156,8 @@ def _suite(machine: Machine, suite: Suite, name: str, after: tuple[str, ...]) ->
 def _report(config: Config) -> Job:
     last = tuple(job.name for job in (*_train(config), *_evaluate(config)))
     searched = tuple(f"contamination-{split}" for split in SPLITS)
-    return _small(config, "report", after=("flops", "items", *searched, *last))
+    return _small(
+        config,
+        "report",
+        after=("flops", "items", "theory", *(("faults",) if config.rehearse else ()), *searched, *last),
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 from iha.config import EngineConfig, Frozen, ModelConfig, Recipe, SplitConfig, TokenizerConfig, Variant
 from iha.configdata import FileSource, TemplateSource
 from iha.manifest import Manifest, read_manifest
-from iha.rehearsal.process import Child
+from iha.rehearsal.process import Child, main_of
 from iha.slices import TokeniseSlice, TokenizerSlice, TrainSlice, TrainStage
 from iha.tracking import read_metrics
 from iha.train.checkpoint import MANIFEST, steps_in
@@ -146,6 +146,8 @@ def prepare(root: Path) -> tuple[Lab, dict[str, Job]]:
     corpus = root.with_name(f"{root.name}-corpus.jsonl")
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
     lab, jobs = Lab(root), experiment(corpus)
+    for job in jobs.values():
+        main_of(job.stage)
     for job in jobs.values():
         code, text = lab.run(job)
         if code:

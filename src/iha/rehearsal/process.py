@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
@@ -12,16 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from iha import faults
-from iha.stages import extend, pretrain, sft, tokenise, tokenizer
 
-#: Entry points by stage.
-MAINS: dict[str, Callable[[], None]] = {
-    "tokenizer": tokenizer.main,
-    "tokenise": tokenise.main,
-    "pretrain": pretrain.main,
-    "extend": extend.main,
-    "sft": sft.main,
-}
+
+def main_of(stage: str) -> Callable[[], None]:
+    """Entry point of a stage by its name; what was imported before a fork costs nothing after it."""
+    found: Callable[[], None] = importlib.import_module(f"iha.stages.{stage}").main
+    return found
 
 
 class Child:
@@ -48,7 +45,7 @@ class Child:
         try:
             if prepare is not None:
                 prepare()
-            MAINS[argv[0].rpartition(".")[2]]()
+            main_of(argv[0].rpartition(".")[2])()
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         except BaseException:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from iha.context import RESUMABLE
 from iha.rehearsal import host
 from iha.rehearsal.trial import Trial, expect
-from iha.stages.common import RESUMABLE
 from iha.tracking import tracker
 from iha.train.checkpoint import folder_of
 
