@@ -71,5 +71,6 @@ class SeparationConfig(Frozen):
     filters: FilterTask = Field(default_factory=FilterTask)
     cpm: CountTask = Field(default_factory=CountTask)
     cpu_seconds: Seconds | None = Field(
-        None, description="process time of all points together; those it does not reach stay open; null: no limit"
+        None,
+        description="process time of all points together, earlier runs included; the rest stays open; null: no limit",
     )

@@ -19,19 +19,18 @@ log = logging.getLogger("iha")
 
 def run_grid(config: SeparationConfig, folder: Path, code: str) -> dict[str, Any]:
     """Train every point that is not in `folder` yet; returns records of those done and names of those open."""
-    records, still = [], []
-    start = time.process_time()
-    for point in sorted(points(config), key=urgency):
-        path = folder / f"{point.name}.json"
-        record = kept(path, begun_with(config, point, code))
-        spent = time.process_time() - start
-        if record is None and (config.cpu_seconds is None or spent < config.cpu_seconds):
-            record = _learn(config, point, path, code)
-        if record is None:
-            still.append(point.name)
-        else:
-            records.append(record)
-    return {"points": records, "open": still}
+    order = sorted(points(config), key=urgency)
+    done = {p: kept(folder / f"{p.name}.json", begun_with(config, p, code)) for p in order}
+    spent = sum(found["cpu_seconds"] for found in done.values() if found)
+    for point in order:
+        if done[point] is None and (config.cpu_seconds is None or spent < config.cpu_seconds):
+            done[point] = found = _learn(config, point, code)
+            write_json(folder / f"{point.name}.json", found)
+            spent += found["cpu_seconds"]
+    return {
+        "points": [found["record"] for found in done.values() if found],
+        "open": [point.name for point, found in done.items() if found is None],
+    }
 
 
 def urgency(point: Point) -> int:
@@ -44,23 +43,21 @@ def urgency(point: Point) -> int:
     return 0 if point.heads in (1, root(point.size), point.size) else 1
 
 
-def _learn(config: SeparationConfig, point: Point, path: Path, code: str) -> dict[str, Any]:
+def _learn(config: SeparationConfig, point: Point, code: str) -> dict[str, Any]:
     from iha.separation.learn import learn  # seconds of imports that a finished grid does not need
 
     begun = time.process_time()
     record = {**asdict(point), "pseudo_heads": point.pseudo_heads, "needed": point.needed, **learn(config, point)}
     seconds = time.process_time() - begun
-    write_json(path, {"begun_with": begun_with(config, point, code), "record": record, "cpu_seconds": seconds})
     log.info("%s: unexplained %s, %.0f CPU-s", point.name, [f"{u:.2g}" for u in record["unexplained"]], seconds)
-    return record
+    return {"begun_with": begun_with(config, point, code), "record": record, "cpu_seconds": seconds}
 
 
 def kept(path: Path, begun: str) -> dict[str, Any] | None:
-    """The record of an earlier run with the same settings and code; None if there is none, or it is unreadable."""
+    """What an earlier run with the same settings and code found; None if there is none, or it is unreadable."""
     try:
-        found = json.loads(path.read_text())
-        record: dict[str, Any] = found["record"]
-        return record if found["begun_with"] == begun else None
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found if found["begun_with"] == begun and {"record", "cpu_seconds"} <= found.keys() else None
     except (OSError, ValueError, KeyError):
         return None
 
