@@ -155,7 +155,7 @@ def test_the_grid_runs_resumes_and_is_collected_into_a_stable_folder(folder):
     assert {"README.md", "figure3.png", "figure3.pdf", "figure4.png", "relations.md"} <= first.keys()
     assert sum(name.startswith("manifests/binary/") for name in first) == 4 + 1
     readme = (folder / "out" / "README.md").read_text()
-    for words in ("**inconclusive**", "4 of 4 runs of the grid were begun (4 by epoch budget)", "at equal epochs"):
+    for words in ("**inconclusive**", "4 of 4 runs of the grid were begun (epoch budget: 4)", "at equal epochs"):
         assert words in readme
     curves = list(csv.DictReader((folder / "out" / "relations_curves.csv").open()))
     assert len(curves) == 4 * 2

@@ -10,7 +10,7 @@ from iha.report.format import MISSING, SCALE_LABELS, big, signed
 from iha.report.paper import paper
 from iha.report.records import Grid as Table
 from iha.report.records import Text
-from iha.report.relations import STOPS, UNITS, pairs
+from iha.report.relations import STOPS, UNITS, count, pairs
 from iha.report.stats import LEVEL, t_interval, t_test_p
 from iha.synthetic.results import AXES, Gap, Grid, label
 
@@ -82,16 +82,45 @@ def verdict_table(grid: Grid, scale: str) -> Table:
 
 
 def sentences(grid: Grid) -> Iterator[str]:
-    """What the grid says, in words: the claims, what was run, and every comparison that has two seeds or more."""
+    """What the grid says, in words: the claims, what was run and what not, who leads where, every comparison."""
     for v in verdicts(grid):
         yield f"IHA above 2-simplicial attention by up to {v.claimed} points ({v.task}): **{v.verdict}**. {v.why}"
-    ends = [STOPS[o.stopped] for o in grid.outcomes]
-    total = len(grid.config.tasks) * len(grid.config.models) * len(grid.config.lrs) * len(grid.config.seeds)
-    counted = ", ".join(f"{ends.count(end)} by {end}" for end in dict.fromkeys(ends))
-    yield f"{len(ends)} of {total} runs of the grid were begun ({counted or 'none'})."
+    yield _begun(grid)
+    yield from _leads(grid)
     for task in grid.config.tasks:
         for lr in grid.config.lrs:
             yield from (line for pair in pairs(grid) if (line := _compared(grid, task.name, lr, pair)) is not None)
+
+
+def _begun(grid: Grid) -> str:
+    config, ends = grid.config, [o.stopped for o in grid.outcomes]
+    total = len(config.tasks) * len(config.models) * len(config.lrs) * len(config.seeds)
+    counted = "; ".join(f"{STOPS[end]}: {ends.count(end)}" for end in dict.fromkeys(ends))
+    absent = [label(m) for m in config.models if not any(o.model == m.name for o in grid.outcomes)]
+    absent += [f"learning rate {lr:g}" for lr in config.lrs if not any(o.lr == lr for o in grid.outcomes)]
+    absent += [f"seed {seed}" for seed in config.seeds if not any(o.seed == seed for o in grid.outcomes)]
+    missing = f" Not run at all: {', '.join(absent)}." if absent else ""
+    return f"{len(ends)} of {total} runs of the grid were begun ({counted or 'none'}).{missing}"
+
+
+def _leads(grid: Grid) -> Iterator[str]:
+    """On each axis, in how many comparisons an IHA model is ahead of plain MHA, by the mean over seeds."""
+    plain = [m.name for m in grid.config.models if m.attention == "mha" and m.matches is None]
+    ours = {m.name for m in grid.config.models if m.attention == "iha"}
+    for axis in AXES:
+        gaps = [
+            gap.mean
+            for task in grid.config.tasks
+            for lr in grid.config.lrs
+            for pair in pairs(grid)
+            if pair[0] in ours and pair[1] in plain and (gap := grid.gap(task.name, lr, pair, axis)) is not None
+        ]
+        if gaps:
+            yield (
+                f"At equal {UNITS[axis]}, IHA models are ahead of MHA in {sum(g > 0 for g in gaps)} of "
+                f"{count(len(gaps), 'comparison')}, by {signed(100 * min(gaps), 1)} to "
+                f"{signed(100 * max(gaps), 1)} points."
+            )
 
 
 def _compared(grid: Grid, task: str, lr: float, pair: tuple[str, str]) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from iha.evals.scores import mean_sd
 from iha.report.figures import COLOURS, MARKERS, pyplot, save
 from iha.report.format import SCALE_LABELS
-from iha.report.relations import STOPS, extent
+from iha.report.relations import STOPS, count, extent
 from iha.synthetic.results import Axis, Grid, Outcome, label
 
 
@@ -84,7 +84,7 @@ def _curves(axis: Any, grid: Grid, task: str, lr: float, along: Axis) -> None:
         colour = COLOURS[i % len(COLOURS)]
         ended = ", ".join(dict.fromkeys(STOPS[r.stopped] for r in runs))
         reach = extent([r.last.epoch for r in runs])
-        text = f"{label(model)}: {reach} epochs, {ended}, {len(runs)} seeds"
+        text = f"{label(model)}: {reach} epochs, {ended}, {count(len(runs), 'seed')}"
         axis.plot(xs, means, color=colour, marker=MARKERS[i % len(MARKERS)], markersize=3, label=text)
         lower, upper = ([m + sign * s for m, s in zip(means, sds, strict=True)] for sign in (-1, 1))
         axis.fill_between(xs, lower, upper, color=colour, alpha=0.2, linewidth=0)

@@ -55,10 +55,15 @@ def _row(grid: Grid, runs: list[Outcome], notes: Footnotes) -> tuple[Text, ...]:
         Text(f"{first.params:,}"),
         Text(f"{costs[0] / costs[1]:.1f}"),
         Text(extent([r.last.epoch for r in runs])),
-        Text(", ".join(dict.fromkeys(STOPS[r.stopped] for r in runs)), (f"{len(runs)} seeds",)),
+        Text(", ".join(dict.fromkeys(STOPS[r.stopped] for r in runs)), (count(len(runs), "seed"),)),
         Text(mean_text([100 * r.score for r in runs], 1), marks=marks),
         *(Text(mean_text([100 * r.score_by_size[m] for r in runs], 1)) for m in task.sizes),
     )
+
+
+def count(number: int, thing: str) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def extent(values: list[float]) -> str:
@@ -98,7 +103,7 @@ def _gap_cell(gap: Gap | None) -> Text:
         return Text(MISSING)
     points = [100 * g for g in gap.by_seed.values()]
     reach = big(gap.limit) if gap.axis == "flops" else f"{gap.limit:.3g}"
-    lines = [f"{reach} {UNITS[gap.axis]}, {len(points)} seeds"]
+    lines = [f"{reach} {UNITS[gap.axis]}, {count(len(points), 'seed')}"]
     if (found := t_interval(points)) is not None:
         lines.insert(0, f"{signed(found[0], 1)} to {signed(found[1], 1)}")
     return Text(signed(mean_sd(points)[0], 1), tuple(lines))
