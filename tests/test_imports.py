@@ -34,6 +34,8 @@ LAYERS = (
 )
 #: What plans the workflow starts in half a second, which it could not with torch.
 PLANNING = ("dag", "slices", "flops", "config", "configcheck", "variants", "manifest", "provenance", "context", "locks")
+#: Started by hand with `python -m`: it stands with the command line, above what it calls.
+STARTED = {"iha.synthetic.collect"}
 HEAVY = {"torch", "transformers", "datasets", "lm_eval", "mlflow"}
 
 
@@ -45,6 +47,8 @@ def graph():
 
 def top(module: str) -> str:
     """The file or folder of `iha` that a module belongs to."""
+    if module in STARTED:
+        return "cli"
     return module.split(".")[1] if module.startswith("iha.") else module
 
 
