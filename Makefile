@@ -68,7 +68,8 @@ coverage: install  ## run the tests and say which lines they reach (half an hour
 ui: install  ## open the MLflow UI on loopback
 	@$(BIN)/python -m iha.tracking.sync state
 	@echo "Starting MLflow (up to a minute), then open http://127.0.0.1:5000"
-	@exec $(BIN)/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db} --host 127.0.0.1 --port 5000
+	@echo "The variants beside each other: search for  tags.stage = 'summary'  (docs/howto/mlflow.md)"
+	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false exec $(BIN)/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db} --host 127.0.0.1 --port 5000
 
 bench: install  ## run the benchmarks (quiet machine, ten minutes)
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done

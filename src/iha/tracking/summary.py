@@ -1,7 +1,8 @@
 """One summary run per variant and seed: all loss curves and final scores, so that five runs compare five variants.
 
 MLflow compares runs, but a variant is many of them (three trainings, several suites). The summary gathers what their
-journals say under `stage/metric`; it is replaced as a whole when one of them has changed.
+journals say under `stage/metric`; it is replaced as a whole when one of them has changed. It is nested in no other run:
+MLflow's page would show its parent in its place.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from typing import Any
 
 from iha.tracking.journal import RunInfo, read_metrics, read_run
 from iha.tracking.replay import BATCH_METRICS, flat
-from iha.tracking.store import CONTAINER, find_or_create
+from iha.tracking.store import find_or_create
 
 #: `stage` and `iha.run` of a summary: the filter `tags.stage = 'summary'` finds all of them.
 SUMMARY = "summary"
+#: Tells MLflow's page to open on runs and charts.
+KIND = ("mlflow.experimentKind", "custom_model_development")
 #: Points of one curve; longer ones are thinned, first and last point kept.
 CURVE = 1000
 #: What a training run contributes of its metrics; an evaluation contributes all.
-CURVES = ("loss", "grad_norm", "lr")
+CURVES = ("loss",)
 
 Points = list[tuple[int, float]]
 
@@ -33,15 +36,12 @@ def summarise(client: Any, experiment: str, journals: Iterable[Path]) -> int:
     home = client.get_experiment_by_name(experiment).experiment_id
     runs = [(info, path) for path in journals if (info := read_run(path)) and info.experiment == experiment]
     runs = sorted(((i, p) for i, p in runs if i.group), key=lambda run: (str(run[0].group), run[0].stage))
-    top = find_or_create(client, home, experiment, CONTAINER, None)
-    written = 0
-    for group, members in groupby(runs, key=lambda run: str(run[0].group)):
-        parent = find_or_create(client, home, group, CONTAINER, top)
-        written += _write(client, home, parent, group, list(members))
-    return written
+    client.set_experiment_tag(home, *KIND)
+    groups = groupby(runs, key=lambda run: str(run[0].group))
+    return sum([_write(client, home, group, list(members)) for group, members in groups])
 
 
-def _write(client: Any, home: str, parent: str, group: str, members: list[tuple[RunInfo, Path]]) -> bool:
+def _write(client: Any, home: str, group: str, members: list[tuple[RunInfo, Path]]) -> bool:
     """Replace the summary of one group unless it says the same already."""
     curves = dict(_curves(members))
     text = json.dumps(curves, sort_keys=True)
@@ -52,7 +52,7 @@ def _write(client: Any, home: str, parent: str, group: str, members: list[tuple[
         return False
     for run in old:
         client.delete_run(run.info.run_id)
-    run_id = find_or_create(client, home, group, SUMMARY, parent)
+    run_id = find_or_create(client, home, group, SUMMARY, None)
     _fill(client, run_id, members[0][0], curves)
     client.set_tag(run_id, "iha.digest", digest)
     client.set_terminated(run_id)
@@ -78,7 +78,7 @@ def _attention(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _curves(members: list[tuple[RunInfo, Path]]) -> Iterator[tuple[str, Points]]:
-    """Curves under `stage/metric`: of trainings the chosen ones, of evaluations every score."""
+    """Curves under `stage/metric`: of trainings the loss, of evaluations every score."""
     for info, path in members:
         metrics = read_metrics(path)
         chosen = [name for name in CURVES if name in metrics]
