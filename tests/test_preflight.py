@@ -38,3 +38,11 @@ def test_what_is_there_passes(tmp_path):
     check(parse_config(corpus(kind="files", paths=[f"{tmp_path}/*.jsonl"])), "mine.yaml")
     check(parse_config({"evals": {**GSM8K, "items_dir": str(tmp_path)}}), "mine.yaml")
     check(parse_config({}), "mine.yaml")
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".snakemake").symlink_to("/proc/1")  # where nobody makes files, not even root
+    with pytest.raises(ConfigError) as caught:
+        check(parse_config({}), "mine.yaml")
+    assert str(caught.value).startswith(f"{tmp_path} cannot be written to")

@@ -21,8 +21,14 @@ def check(config: Config, where: str) -> None:
     """Refuse a configuration whose local data is missing; `where` is the file to change.
 
     Raises:
-        ConfigError: with every problem found, one line each.
+        ConfigError: with every problem found, one line each; or the folder of the run cannot be written to.
     """
+    records = Path(".snakemake")
+    if not os.access(records if records.exists() else Path(), os.W_OK):
+        raise ConfigError(
+            f"{Path.cwd()} cannot be written to, but Snakemake keeps its records there; "
+            f"run in a folder of your own: snakemake --directory FOLDER."
+        )
     problems = [
         f"{where}: {line}" for line in (*_corpora(config), *_items(config), *_tokenizer(config), *_tracking(config))
     ]
