@@ -27,6 +27,15 @@ def test_other_data_or_settings_are_refused_by_name(tmp_path):
         claim(tmp_path, {**BEGUN, "slice": {"recipe": {"lr": 2e-3}}}, "c1")
 
 
+def test_a_broken_record_is_refused_and_nothing_is_removed(tmp_path):
+    claim(tmp_path, BEGUN, "c1")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "run.json").write_text("")
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/run.json: cannot be read .*Remove {tmp_path} to train"):
+        claim(tmp_path, BEGUN, "c1")
+    assert (tmp_path / "checkpoints").exists()
+
+
 def test_other_code_needs_an_explicit_flag_and_is_recorded(tmp_path, monkeypatch):
     claim(tmp_path, BEGUN, "c1")
     with pytest.raises(CheckpointError, match=OTHER_CODE):

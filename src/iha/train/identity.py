@@ -71,6 +71,11 @@ def _read(path: Path) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads(path.read_text())
     except OSError:
         return None
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}), so nothing says what this run began with. "
+            f"Remove {path.parent} to train from step 0."
+        ) from error
     return record
 
 
