@@ -1,4 +1,4 @@
-"""The rank launcher as processes of one machine; srun's part is tested on a real Slurm (test_slurm_jobs.py)."""
+"""The rank launcher as processes of one machine; srun's part is tested on a real Slurm (test_slurm_lives.py)."""
 
 import os
 import signal
@@ -116,3 +116,20 @@ def test_stop_before_the_stage_is_ready_is_resumable(tmp_path):
     wait_for((tmp_path / "up").exists, 60, "the stage's imports")
     os.kill(process.pid, signal.SIGUSR2)
     assert process.wait(20) == 75
+
+
+LATE = """
+import os, signal, sys
+signal.signal(signal.SIGUSR2, lambda *_: None)
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGUSR2):
+        kill(pid, number)
+sys.late = Late()  # goes when the interpreter has already put its signal handlers away
+sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_dst_02_signal_after_saving_kills_no_rank(start, tmp_path, ranks):
+    (tmp_path / "late.py").write_text(LATE)
+    assert start("--tasks-per-node", ranks, "-m", "late").wait(60) == 75

@@ -109,9 +109,9 @@ def test_sub_02_without_scontrol_on_the_nodes_the_workflow_submits_again(running
 
 
 def test_sub_01_time_limit_is_an_interruption_not_an_end(running):
-    """A limit of one minute: Slurm sends the signal, the job saves in time and goes on under the same id."""
+    """A limit of one minute, as often as it takes: Slurm sends the signal, the job saves and goes on under its id."""
     toy, head = running["limit"]
-    wait_for(lambda: len(toy.lives()) == 2, 120, "the second life")
+    wait_for(lambda: len(toy.lives()) >= 2, 120, "the second life")
     toy.finish(head)
     assert len({life[0] for life in toy.lives()}) == 1
     assert toy.diary()[0]["asked"] and toy.diary()[0]["resumable"]

@@ -56,8 +56,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_module(command: Sequence[str]) -> None:
+    """Run the stage to its end; a request to stop that comes after it is none of this process's business.
+
+    While the interpreter shuts down its handlers are gone: a second signal would kill a rank that has saved, and srun
+    would then end the first rank in the middle of its save.
+    """
     sys.argv = list(command)
-    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+    finally:
+        for number in STOPPING:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _clear_world() -> None:
