@@ -165,5 +165,5 @@ def test_the_grid_is_balanced_at_its_front():
     grid = runs(config(lrs=(1e-3, 1e-4)))
     assert len(grid) == len(set(grid)) == 3 * 2 * 2
     assert [(model, lr, seed) for _, model, lr, seed in grid[:4]] == [
-        ("mha", 1e-3, 0), ("iha", 1e-3, 0), ("simplicial", 1e-3, 0), ("mha", 1e-4, 0),
+        ("mha", 1e-3, 0), ("iha", 1e-3, 0), ("simplicial", 1e-3, 0), ("mha", 1e-3, 1),
     ]  # fmt: skip

@@ -52,6 +52,7 @@ def _bars(axis: Any, grid: Grid, task: str, lr: float) -> None:
         axis.annotate(f"{mean:.1f}", (i, top), ha="center", va="bottom", xytext=(0, 2), textcoords="offset points")
     axis.axhline(100 * grid.majority[task]["accuracy"], color="#888888", linestyle="--", linewidth=1.2)
     axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
+    axis.set_xlim(-0.6, len(names) - 0.4)
     axis.set_ylim(50, 105)
 
 
@@ -91,7 +92,11 @@ def _curves(axis: Any, grid: Grid, task: str, lr: float, along: Axis) -> None:
     axis.axhline(100 * grid.majority[task]["accuracy"], color="#888888", linestyle="--", linewidth=1.2)
     axis.set_xlabel({"epoch": "epochs", "flops": "training FLOPs", "cpu_s": "CPU-seconds"}[along])
     if along == "flops":
+        from matplotlib.ticker import LogLocator, NullFormatter
+
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def band(runs: Sequence[Outcome], along: Axis) -> tuple[list[float], list[float], list[float]]:

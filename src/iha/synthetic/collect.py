@@ -22,6 +22,7 @@ from iha.report.render import markdown
 from iha.synthetic.folders import PROGRESS, data_manifest, run_folder, run_manifest, run_name
 from iha.synthetic.results import Grid
 from iha.synthetic.shapes import runs, train_slice
+from iha.train.identity import RECORD
 
 HEAD = """# Relation composition (paper Appendix D, Figures 3 to 5)
 
@@ -66,8 +67,8 @@ def gather(config: SyntheticConfig, results: Path, state: Path) -> dict[str, Man
             found[name] = read_manifest(done, "synthetic_train")
         elif progress.exists():
             part = train_slice(config, *key).model_dump(mode="json")
-            facts = json.loads(progress.read_text())
-            found[name] = Manifest(stage="synthetic_train", slice=part, code="unfinished", facts=facts)
+            facts, record = (json.loads(p.read_text()) for p in (progress, progress.with_name(RECORD)))
+            found[name] = Manifest(stage="synthetic_train", slice=part, code=record["codes"][-1], facts=facts)
     return found
 
 

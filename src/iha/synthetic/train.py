@@ -62,6 +62,7 @@ class Trainer:
         self.best = {n: p.detach().clone() for n, p in self.model.named_parameters()}
         self.optimizer = AdamW(dict(self.model.named_parameters()), self.model.no_decay_names(), part.recipe)
         self.state = State()
+        self.codes: list[str] = []
         self.per_epoch = -(-len(self.shelves["train"]) // part.recipe.batch)
 
     def _shelf(self, split: Split) -> Shelf:
@@ -167,6 +168,7 @@ class Trainer:
             "hidden_dim": part.shape.hidden_dim,
             "flops_per_epoch": part.flops,
             "device": self.world.device.type,
+            "codes": self.codes,
             "stopped": self.stopped(),
             "best": history[self.state.best] if history else None,
             "history": history,
@@ -194,8 +196,9 @@ def train(
         UserError: another process trains here.
     """
     with lease(folder):
-        identity.claim(folder, begun_with, code)
+        record = identity.claim(folder, begun_with, code)
         trainer = Trainer(part, splits, folder, device)
+        trainer.codes = record["codes"]
         trainer.resume()
         while (why := trainer.stopped()) is None and go_on():
             trainer.advance()
