@@ -16,7 +16,8 @@ from evallab import SOURCES, mirror, tasks
 
 from iha.config import BookSource, HubSource
 from iha.errors import ConfigError, DataError
-from iha.evals.mirror import ESSAYS, SETS, haystack_kind, write_haystack, write_set
+from iha.evals import sandbox
+from iha.evals.mirror import ESSAYS, SETS, haystack_kind, write_code_metric, write_haystack, write_set
 from iha.evals.tasks import BENCHMARKS
 from iha.manifest import sha256_file
 from iha.slices import ItemsSlice
@@ -208,3 +209,27 @@ def test_real_items(tmp_path, task, n):
         (folder / path.name).symlink_to(path)
     done = write_set(tmp_path / "m", task, "files", items_dir=folder, limit=None)
     assert (done.n, done.source) == (n, "real") and done.n == SETS[task].test
+
+
+METRIC = """
+import sys
+import evaluate
+metric = evaluate.load("code_eval")
+good, bad = "def f(x):\\n    return x + 1", "def f(x):\\n    return x"
+means, results = metric.compute(references=["assert f(1) == 2"] * 2, predictions=[[good, bad], [bad, bad]], k=[1, 2, 3])
+print(means, [row["passed"] for rows in results.values() for _, row in rows])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.sandbox
+@pytest.mark.skipif(sandbox.available() is not None, reason=str(sandbox.available()))
+def test_the_code_metric_of_stock_tasks_loads_from_the_mirror_and_runs_in_the_sandbox(tmp_path):
+    write_code_metric(tmp_path / "mirror")
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", METRIC],
+        check=False, cwd=tmp_path / "mirror", env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "{'pass@1': 0.25, 'pass@2': 0.5} [True, False, False, False]"

@@ -187,6 +187,13 @@ def _from_templates(task: str, limit: int | None) -> Splits:
     return splits
 
 
+def write_code_metric(mirror: Path) -> None:
+    """The metric that stock code tasks load when lm-eval's own command line runs in the mirror."""
+    source = Path(__file__).with_name("code_metric.py")
+    with atomic_path(mirror / "code_eval" / "code_eval.py") as temporary:
+        temporary.write_bytes(source.read_bytes())
+
+
 def haystack_kind(source: Source) -> Kind:
     """real: RULER's own essays; synthetic: any other text in their place."""
     return "real" if isinstance(source, HubSource) and source.name == ESSAYS else "synthetic"

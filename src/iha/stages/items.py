@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from iha.data.corpus import documents
-from iha.evals.mirror import SETS, haystack_kind, write_haystack, write_set
+from iha.evals.mirror import SETS, haystack_kind, write_code_metric, write_haystack, write_set
 from iha.manifest import file_entry
 from iha.slices import ItemsSlice
 from iha.stages.common import Context, Made, run
@@ -27,6 +27,7 @@ def body(part: ItemsSlice, context: Context) -> Made:
         log.info("%s: %d %s items from %s", task, done.n, done.source, done.origin)
         for path in sorted((mirror / SETS[task].path / SETS[task].folder).glob("*.jsonl")):
             made.files[f"{task}_{path.stem}"] = file_entry(path, context.state)
+    write_code_metric(mirror)
     path, count = write_haystack(mirror, (t for t in documents(part.haystack) if isinstance(t, str)), HAYSTACK_CHARS)
     made.files["haystack"] = file_entry(path, context.state)
     made.facts["haystack"] = {
