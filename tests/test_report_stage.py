@@ -71,6 +71,7 @@ class Checker(HTMLParser):
 
 
 def test_the_stage_writes_everything_and_its_manifest(tmp_path, monkeypatch):
+    monkeypatch.setattr("iha.report.story.git_state", lambda root: {"commit": "c0ffee", "dirty": False})  # may move on
     world = whole(tmp_path / "state")
     out = run_stage(world, tmp_path, monkeypatch)
     assert {p.name for p in out.parent.iterdir()} == FILES | {"report.json"}
