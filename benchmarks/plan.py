@@ -1,4 +1,4 @@
-"""How long the paper's DAG takes to plan: a dry run of snakemake and `iha flops`, interleaved, medians of several runs.
+"""How long the paper's DAG takes to plan: a dry run of snakemake and `iha plan`, interleaved, medians of several runs.
 
 Target: both together within 5 s of wall time on two cores. Ends with one line of JSON.
 """
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 COMMANDS = {
     "dry_run": [BIN / "snakemake", "-n", "--quiet", "--configfile", "configs/paper.yaml"],
-    "plan": [BIN / "iha", "flops", "--config", "configs/paper.yaml", "--json"],
+    "plan": [BIN / "iha", "plan", "--config", "configs/paper.yaml", "--json"],
 }
 ROUNDS = 7
 
