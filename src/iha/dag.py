@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from iha.config import Config, Frozen, Recipe, Suite, Variant
 from iha.flops import matched_steps
 from iha.slices import (
@@ -181,8 +179,3 @@ def fault_modules() -> tuple[str, ...]:
 def dump(part: Frozen) -> str:
     """A slice as the one line of JSON that is both the stage's argument and Snakemake's rerun key."""
     return part.model_dump_json()
-
-
-def load(kind: type[Any], text: str) -> Any:
-    """Read a slice back."""
-    return kind.model_validate_json(text)
