@@ -16,7 +16,7 @@ from iha.manifest import Manifest
 from iha.model import Transformer
 
 #: Sequences of the whole trained context, and equal parts of it that losses are averaged over.
-SEQUENCES = 8
+SEQUENCES = 4
 PARTS = 32
 #: Positions whose logits are held at once.
 CHUNK = 1024
