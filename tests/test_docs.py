@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import re
@@ -152,3 +153,12 @@ def parse_snakemake(args: list[str]) -> None:
     _, parsed = parse_args(args)
     for path in parsed.configfile or ():
         load_config(Path(path))
+
+
+def test_every_command_shows_an_example_and_speaks_json():
+    (group,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
+    assert len(group.choices) >= 8
+    for name, command in group.choices.items():
+        text = command.format_help()
+        assert f"\n  iha {name}" in text.partition("example")[2], name
+        assert name == "export" or "--json" in text, f"{name}: a machine would read it"
