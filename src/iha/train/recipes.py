@@ -65,6 +65,7 @@ def _enter(run: Run, held: ExitStack) -> dict[str, Any]:
         try:
             held.enter_context(lease(run.folder))
             record = identity.claim(run.folder, run.begun_with(), run.context.code)
+            run.context.verify("parent")
             identity.check_data(run.folder, record, run.context.inputs["store"], run.context.state)
         except UserError as error:
             failure = error
