@@ -96,10 +96,13 @@ def one_head_for_two(a: Tensor, x: Tensor, epsilon: float = 1e-9) -> Tensor:
     first = torch.eye(n, dtype=a.dtype)[:, :1]
     module = mha(1, n + 1, softmax=False)
     module.out.weight.copy_(torch.eye(n + 1))
-    of_x = torch.tensor([[1.0]], dtype=a.dtype)
-    project(module, 0, 0, torch.block_diag(of_x, a).roll(-1, dims=1))
-    project(module, 1, 0, torch.cat((a.new_zeros(1, n + 1), torch.cat((torch.eye(n), epsilon * first), dim=1))))
-    project(module, 2, 0, torch.block_diag(of_x, first / epsilon))
+    queries = a.new_zeros(n + 1, n + 1)
+    queries[0, n], queries[1:, :n] = 1, a
+    keys = torch.cat((a.new_zeros(1, n + 1), torch.cat((torch.eye(n), epsilon * first), dim=1)))
+    values = a.new_zeros(n + 1, 2)
+    values[0, 0], values[1:, 1:] = 1, first / epsilon
+    for part, matrix in enumerate((queries, keys, values)):
+        project(module, part, 0, matrix)
     return run_bank(module, x, 2, 1).flip(1)
 
 
