@@ -102,3 +102,15 @@ def test_flops_are_the_ledgers(tmp_path):
     row = ledger(priced)["variants"][part.variant.name]
     assert found.made(part).facts["flops"] == row["train_flops"]["pretrain"]
     assert '"tflops"' in (found.folder(part) / "metrics.jsonl").read_text()
+
+
+def test_a_parent_changed_in_place_is_refused(lab):
+    weights = lab.state / lab.made(BASE).facts["model"] / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    try:
+        code, text = lab.run(TUNE)
+    finally:
+        weights.write_bytes(whole)
+    assert code == 2
+    assert "model.safetensors: differs from its manifest" in text
