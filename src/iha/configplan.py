@@ -46,9 +46,7 @@ class PlanConfig(Frozen):
     peak_tflops: Amount = Field(989.0, description="dense bf16 peak of one GPU [data sheet]; without GPUs, of one core")
     bandwidth_gb_s: Amount = Field(4300.0, description="memory bandwidth of the same, as copied")
     memory_gb: Amount = Field(141.0, description="memory of the same")
-    matmul_efficiency: Share = Field(
-        0.60, description="share of the peak in matrix products, with elementwise work"
-    )
+    matmul_efficiency: Share = Field(0.60, description="share of the peak in matrix products, with elementwise work")
     attention_efficiency: dict[str, Share] = Field(
         default_factory=lambda: dict(ATTENTION),
         description="the same in attention products, by kind; kinds that are not here: other",
