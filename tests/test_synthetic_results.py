@@ -90,7 +90,7 @@ def test_tables_show_the_majority_how_far_each_run_went_and_what_is_missing():
     table = relations.task_table(shown, "binary", "ladder")
     rows = {row[0].main: row for row in table.rows}
     assert rows["majority"][6].main == "60.0"
-    assert [t.main for t in rows["IHA 8 × 8"]][2:7] == ["1,000", "6.7", "0.25", "still running", "80.0"]
+    assert [t.main for t in rows["IHA 8 × 8"]][2:7] == ["1,000", "6.7", "0.25", "not over", "80.0"]
     assert rows["IHA 8 × 8"][6].marks == (1,)
     assert "not tested yet" in table.footnotes[0]
     assert rows["MHA"][5].lines == ("2 seeds",)

@@ -13,7 +13,7 @@ from iha.report.stats import t_interval
 from iha.synthetic.results import AXES, Axis, Gap, Grid, Outcome, label
 from iha.synthetic.shapes import mean_flops, shape_of
 
-STOPS = {"patience": "early stopping", "epochs": "epoch budget", "cpu_seconds": "CPU budget", None: "still running"}
+STOPS = {"patience": "early stopping", "epochs": "epoch budget", "cpu_seconds": "CPU budget", None: "not over"}
 UNITS: dict[Axis, str] = {"epoch": "epochs", "flops": "FLOPs", "cpu_s": "CPU-s"}
 VALIDATION = "Validation accuracy: not all runs of this row are over, so the best weights are not tested yet."
 COMPARED = (
