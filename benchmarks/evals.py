@@ -39,7 +39,7 @@ from iha.model import Transformer, build_model
 MODEL = ModelConfig(hidden_dim=256, n_layers=6, n_heads=4, ffn_dim=704)
 VOCAB, LENGTH = 4096, 4096
 NEW, PROMPT, SAMPLES = 64, 512, 16
-RULER = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")
+RULER = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "fwe")
 
 
 class Letters:
@@ -77,7 +77,7 @@ def bpe(folder: Path) -> Tokenizer:
 
 def stock_ruler(folder: Path, items: int) -> dict[str, Callable[[], object]]:
     """lm-eval's generators, told to make `items` items."""
-    from lm_eval.tasks.ruler import cwe_utils, fwe_utils, vt_utils
+    from lm_eval.tasks.ruler import fwe_utils, vt_utils
     from lm_eval.tasks.ruler.niah_utils import TEMPLATE
     from lm_eval.tasks.ruler.prepare_niah import generate_samples, get_haystack
     from transformers import AutoTokenizer
@@ -105,7 +105,6 @@ def stock_ruler(folder: Path, items: int) -> dict[str, Callable[[], object]]:
         "niah_multikey_2": niah("needle", "words", "numbers"),
         "niah_multikey_3": niah("needle", "uuids", "uuids"),
         "vt": vt,
-        "cwe": lambda: cwe_utils.sys_word_pair_random(items, LENGTH, tokenizer),
         "fwe": lambda: fwe_utils.sys_kwext(tokenizer, LENGTH, items),
     }
 

@@ -128,16 +128,19 @@ def test_finished_rows_leave_the_batch_and_samples_share_one_prefill():
 
 def test_batches_hold_alike_jobs_within_their_two_limits():
     model = Scripted({30: [20]})
-    sizes = [100, 90, 75, 40, 39, 38]
+    sizes = [1000, 900, 750, 400, 390, 380]
     jobs = [Job((*prompt(n - 5, n)[:-1], 30), (greedy(5),)) for n in sizes]
     run(model, jobs, batch_size=8)
     assert [rows for rows, tokens in model.forwards if tokens > 1] == [3, 3]
     model.forwards.clear()
-    run(model, jobs, batch_size=8, batch_tokens=200)
+    run(model, jobs, batch_size=8, batch_tokens=2000)
     assert [rows for rows, tokens in model.forwards if tokens > 1] == [2, 1, 3]
     model.forwards.clear()
     run(model, jobs, batch_size=2)
     assert [rows for rows, tokens in model.forwards if tokens > 1] == [2, 1, 2, 1]
+    model.forwards.clear()
+    run(model, [Job((*prompt(n - 5, n)[:-1], 30), (greedy(5),)) for n in (200, 90, 60)], batch_size=8)
+    assert [rows for rows, tokens in model.forwards if tokens > 1] == [3], "little padding beats more steps"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,8 +29,9 @@ log = logging.getLogger("iha")
 Finish = Literal["stop", "eos", "length", "no_room"]
 #: Tokens (padding and room for the answer included) that one batch may hold: bounds the KV cache of long prompts.
 BATCH_TOKENS = 131_072
-#: A job shorter than this share of the batch's longest starts a batch of its own: padding costs as much as text.
-_ALIKE = 0.7
+#: A job shorter than this share of the batch's longest, and by more than so many tokens, starts a batch of its own:
+#: padding costs as much as text, but so does a decode step that fewer rows share.
+_ALIKE, _PADDING = 0.7, 256
 _PROGRESS_SECONDS = 10.0
 
 
@@ -172,7 +173,7 @@ class Generator:
             largest = largest or jobs[index].size
             total = len(rows) + len(draws)
             full = total > self.batch_size or total * largest > self.batch_tokens
-            if rows and (full or jobs[index].size < _ALIKE * largest):
+            if rows and (full or jobs[index].size < min(_ALIKE * largest, largest - _PADDING)):
                 yield rows
                 rows, largest = [], jobs[index].size
             digest = jobs[index].digest
