@@ -5,7 +5,15 @@ import sys
 import pytest
 from datalab import write_rows
 
-from iha.configdata import BookSource, DocstringSource, FileSource, HubSource, SplitConfig, TemplateSource
+from iha.configdata import (
+    BookSource,
+    DocstringSource,
+    FileSource,
+    HubSource,
+    NeedleSource,
+    SplitConfig,
+    TemplateSource,
+)
 from iha.data import corpus, offline
 from iha.data.corpus import Mixed, Tally, documents
 from iha.errors import DataError
@@ -185,3 +193,14 @@ def test_templates_make_text_and_conversations():
     assert texts[0].startswith("Question: ")
     assert [m["role"] for m in chats[0]] == ["user", "assistant"]
     assert chats[0][1]["content"].startswith("<think>\n")
+
+
+def test_needle_texts_hide_ask_and_give_a_number_of_their_own():
+    source = NeedleSource(kind="needles", count=40, lines=3)
+    made = list(documents(source, seed=3))
+    assert len(made) == 40 == len(set(made))
+    for text in made:
+        question, value = text.rsplit(" mentioned in the provided text is ", 1)
+        key = question.rsplit(" for ", 1)[1]
+        assert text.count(f"One of the special magic numbers for {key} is: {value}") == 1
+    assert made != list(documents(source, seed=4)) and made == list(documents(source, seed=3))

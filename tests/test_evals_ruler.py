@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from iha.config import RULER_TASKS, TokenizerConfig
+from iha.data import needles
 from iha.data.tokenizer import Tokenizer
 from iha.data.tokenizer_build import build
+from iha.data.vocabulary import categories
 from iha.errors import ConfigError, DataError, UserError
 from iha.evals.ruler import counting, niah, prompt, qa, read_items, score, tracing
 from iha.evals.ruler.generate import Materials, generate
@@ -19,7 +21,6 @@ from iha.evals.ruler.haystack import Haystack
 from iha.evals.ruler.items import item_path, write_items
 from iha.evals.ruler.meter import Meter
 from iha.evals.ruler.sizing import Draft, Sizer, Task
-from iha.evals.ruler.vocabulary import categories
 from iha.manifest import Manifest, file_entry
 from iha.slices import RulerSlice
 from iha.stages import ruler as stage
@@ -45,7 +46,9 @@ class Letters:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     words = " ".join(word for group in categories().values() for word in group)
-    templates = " ".join([niah.MANY, niah.NEEDLE, niah.NOISE, tracing.TEMPLATE, tracing.PREFIX, counting.CWE]) * 50
+    templates = (
+        " ".join([niah.MANY, needles.NEEDLE, needles.NOISE, tracing.TEMPLATE, tracing.PREFIX, counting.CWE]) * 50
+    )
     config = TokenizerConfig(kind="bpe", vocab_size=1024)
     return build(config, [words + templates + STORY * 50], tmp_path_factory.mktemp("tokenizer"))
 

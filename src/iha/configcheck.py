@@ -10,7 +10,17 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from iha.config import BookSource, Config, DocstringSource, FileSource, HubSource, Suite, TemplateSource, Variant
+from iha.config import (
+    BookSource,
+    Config,
+    DocstringSource,
+    FileSource,
+    HubSource,
+    NeedleSource,
+    Suite,
+    TemplateSource,
+    Variant,
+)
 from iha.errors import ConfigError
 from iha.variants.base import AttentionSpec, known_kinds
 from iha.yamlio import load_yaml, parse_value
@@ -21,6 +31,7 @@ SOURCES = {
     "docstrings": DocstringSource,
     "book": BookSource,
     "templates": TemplateSource,
+    "needles": NeedleSource,
 }
 
 

@@ -66,7 +66,18 @@ class TemplateSource(Frozen):
     weight: Annotated[float, Field(gt=0)] = 1.0
 
 
-Source = Annotated[HubSource | FileSource | DocstringSource | BookSource | TemplateSource, Field(discriminator="kind")]
+class NeedleSource(Frozen):
+    """Generated texts that hide a number, ask for it and give it: RULER's layout, fresh numbers (pretraining only)."""
+
+    kind: Literal["needles"]
+    count: Positive = Field(20_000, description="texts generated")
+    lines: Positive = Field(6, description="most lines a number is hidden among; about 25 tokens each")
+    weight: Annotated[float, Field(gt=0)] = 1.0
+
+
+Source = Annotated[
+    HubSource | FileSource | DocstringSource | BookSource | TemplateSource | NeedleSource, Field(discriminator="kind")
+]
 
 
 class SplitConfig(Frozen):

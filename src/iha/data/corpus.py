@@ -16,8 +16,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from iha.configdata import BookSource, DocstringSource, FileSource, HubSource, Source, SplitConfig, TemplateSource
-from iha.data import chat, offline, templates
+from iha.configdata import (
+    BookSource,
+    DocstringSource,
+    FileSource,
+    HubSource,
+    NeedleSource,
+    Source,
+    SplitConfig,
+    TemplateSource,
+)
+from iha.data import chat, needles, offline, templates
 from iha.data.tokenizer import mend
 from iha.errors import DataError
 
@@ -139,6 +148,8 @@ def _records(source: Source, seed: int, form: Form) -> Iterator[Any]:
         return offline.docstrings(source.packages)
     if isinstance(source, BookSource):
         return offline.book()
+    if isinstance(source, NeedleSource):
+        return needles.texts(source.count, source.lines, seed)
     return _templates(source, seed, form)
 
 

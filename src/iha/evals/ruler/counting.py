@@ -7,8 +7,8 @@ import string
 from collections.abc import Sequence
 from random import Random
 
+from iha.data.vocabulary import words
 from iha.evals.ruler.sizing import Draft, Task
-from iha.evals.ruler.vocabulary import words
 
 CWE = (
     "Below is a numbered list of words. In these words, some appear more often than others. "

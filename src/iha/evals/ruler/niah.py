@@ -5,25 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Literal
 
+from iha.data.needles import NEEDLE, PREFIX, QUESTION, hide, lines
+from iha.data.vocabulary import distinct
 from iha.evals.ruler.haystack import Haystack
 from iha.evals.ruler.sizing import Draft, Task
-from iha.evals.ruler.vocabulary import distinct
 
-NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-NEEDLE = "One of the special magic {kind} for {key} is: {value}."
 MANY = (
     "Some special magic {kind} are hidden within the following text. Make sure to memorize it. "
     "I will quiz you about the {kind} afterwards.\n{context}\n"
     "What are all the special magic {kind} for {query} mentioned in the provided text?"
 )
 MANY_PREFIX = " The special magic {kind} for {query} mentioned in the provided text are"
-ONE = (
-    "A special magic {kind} is hidden within the following text. Make sure to memorize it. "
-    "I will quiz you about the {kind} afterwards.\n{context}\n"
-    "What is the special magic {kind} for {query} mentioned in the provided text?"
-)
-ONE_PREFIX = " The special magic {kind} for {query} mentioned in the provided text is"
 #: RULER's 40 depths in per cent: numpy.linspace(0, 100, 40), rounded.
 DEPTHS = tuple(round(i * 100 / 39) for i in range(40))
 NEW_TOKENS = 128
@@ -33,7 +27,7 @@ NEW_TOKENS = 128
 class Needles:
     """Shape of a task: what keys and values are, how many, and what they are hidden in (repeat, essay, needle)."""
 
-    haystack: str
+    haystack: Literal["repeat", "needle", "essay"]
     key_kind: str
     value_kind: str
     keys: int = 1
@@ -76,13 +70,13 @@ def _draft(shape: Needles, essay: Haystack | None, rng: Random, units: int) -> D
         assert essay is not None
         context = _in_essay(essay, rng, units, needles)
     else:
-        context = _in_lines(_lines(shape, rng, units, taken), rng, needles)
+        context = hide(lines(shape.haystack, (shape.key_kind, shape.value_kind), rng, units, taken), rng, needles)
     golds = [value for i in asked for value in values[i]]
     single = shape.queries * shape.values == 1
     query = _listed([keys[i] for i in asked])
     kind = shape.value_kind[:-1] if single else shape.value_kind
-    text = (ONE if single else MANY).format(kind=kind, context=context, query=query)
-    prefix = (ONE_PREFIX if single else MANY_PREFIX).format(kind=kind, query=query)
+    text = (QUESTION if single else MANY).format(kind=kind, context=context, query=query)
+    prefix = (PREFIX if single else MANY_PREFIX).format(kind=kind, query=query)
     depth = _depth(context, next(n for n in needles if n.endswith(f" {golds[0]}."))) if single else None
     return Draft(text, prefix, golds, depth)
 
@@ -93,22 +87,6 @@ def _listed(names: Sequence[str]) -> str:
 
 def _depth(context: str, needle: str) -> float:
     return context.index(needle) / max(len(context) - len(needle), 1)
-
-
-def _lines(shape: Needles, rng: Random, units: int, taken: set[str]) -> list[str]:
-    """Haystack lines: one sentence over and over, or needles that no one asks about (with keys of their own)."""
-    if shape.haystack == "repeat":
-        return [NOISE] * units
-    keys = distinct(rng, shape.key_kind, units, taken)
-    values = distinct(rng, shape.value_kind, units, taken)
-    return [NEEDLE.format(kind=shape.value_kind, key=k, value=v) for k, v in zip(keys, values, strict=True)]
-
-
-def _in_lines(lines: list[str], rng: Random, needles: Sequence[str]) -> str:
-    places = sorted(rng.sample(range(len(lines) + 1), len(needles)), reverse=True)
-    for place, needle in zip(places, needles, strict=True):
-        lines.insert(place, needle)
-    return "\n".join(lines)
 
 
 def _in_essay(essay: Haystack, rng: Random, units: int, needles: Sequence[str]) -> str:

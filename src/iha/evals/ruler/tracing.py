@@ -6,8 +6,8 @@ import string
 from itertools import pairwise
 from random import Random
 
+from iha.data.needles import NOISE
 from iha.evals.ruler.meter import Encoder
-from iha.evals.ruler.niah import NOISE
 from iha.evals.ruler.sizing import Draft, Task
 
 TEMPLATE = (

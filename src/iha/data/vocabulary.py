@@ -1,4 +1,4 @@
-"""Words, numbers and identifiers that RULER's tasks are made of. Every draw comes from the item's own stream."""
+"""Words, numbers and identifiers of needles and RULER's tasks. Every draw comes from the item's own stream."""
 
 from __future__ import annotations
 

@@ -1,0 +1,56 @@
+"""Needles in a haystack of lines: RULER's sentences, and texts that train a model to find them [spec 11.1].
+
+A small model learns to recall within minutes only if its training text asks it to. The texts have the layout of
+RULER's single-needle task with words as keys and numbers as values; the numbers are fresh in each, so an evaluation
+on other numbers measures recall from the context, not memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Literal
+
+from iha.data.vocabulary import distinct
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+NEEDLE = "One of the special magic {kind} for {key} is: {value}."
+QUESTION = (
+    "A special magic {kind} is hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the {kind} afterwards.\n{context}\n"
+    "What is the special magic {kind} for {query} mentioned in the provided text?"
+)
+PREFIX = " The special magic {kind} for {query} mentioned in the provided text is"
+Haystack = Literal["repeat", "needle"]
+
+
+def lines(haystack: Haystack, kinds: tuple[str, str], rng: Random, count: int, taken: set[str]) -> list[str]:
+    """`count` lines to hide needles in: one sentence over and over, or needles that no one asks about.
+
+    `kinds`: of keys and values (`distinct`); `taken`: those in use, which the drawn ones are added to.
+    """
+    if haystack == "repeat":
+        return [NOISE] * count
+    keys = distinct(rng, kinds[0], count, taken)
+    values = distinct(rng, kinds[1], count, taken)
+    return [NEEDLE.format(kind=kinds[1], key=k, value=v) for k, v in zip(keys, values, strict=True)]
+
+
+def hide(among: list[str], rng: Random, needles: Sequence[str]) -> str:
+    """The lines with the needles at random places, as one text."""
+    places = sorted(rng.sample(range(len(among) + 1), len(needles)), reverse=True)
+    for place, needle in zip(places, needles, strict=True):
+        among.insert(place, needle)
+    return "\n".join(among)
+
+
+def texts(count: int, most_lines: int, seed: int) -> Iterator[str]:
+    """Texts that hide one needle among 1 .. `most_lines` lines, ask for it and give its value."""
+    for index in range(count):
+        rng, taken = Random(f"needles/{seed}/{index}"), set[str]()
+        haystack: Haystack = "repeat" if rng.random() < 0.5 else "needle"
+        (key,), (value,) = distinct(rng, "words", 1, taken), distinct(rng, "numbers", 1, taken)
+        among = lines(haystack, ("words", "numbers"), rng, rng.randint(1, most_lines), taken)
+        context = hide(among, rng, [NEEDLE.format(kind="numbers", key=key, value=value)])
+        asked = QUESTION.format(kind="number", context=context, query=key)
+        yield f"{asked}{PREFIX.format(kind='number', query=key)} {value}."
