@@ -35,7 +35,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@echo "$(CURDIR)" > $@
 
-demo: install  ## run the whole workflow small, on CPU, on real text, to finished tables
+demo: install  ## run the whole workflow small, on CPU, to finished tables
 	@echo "Running configs/smoke.yaml: five attention variants, from text to tables, 50 jobs, 5 to 20 minutes."
 	@echo "A training is silent for a minute or two here; its log is not: tail -f results/smoke/logs/pretrain-*.log"
 	@$(BIN)/snakemake --cores $(CORES) --quiet host reason
@@ -50,7 +50,7 @@ test: install  ## run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 	@echo "Tests passed. Next: make demo, or docs/ for how things work."
 
-lint: install  ## style, types, workflow format
+lint: install  ## check style, types, the workflow's format and rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -62,16 +62,16 @@ docs: install  ## build the documentation into site/, for reading without a netw
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "Open site/index.html"
 
-coverage: install  ## run the tests and say which lines they reach (half an hour on two cores)
+coverage: install  ## run the tests and say which lines they reach (slower than make test)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered
 
-ui: install  ## open the MLflow UI on loopback
+ui: install  ## start the MLflow page on http://127.0.0.1:5000
 	@$(BIN)/python -m iha.tracking.sync state
-	@echo "Starting MLflow (up to a minute), then open http://127.0.0.1:5000"
+	@echo "Starting MLflow (a minute or two on a busy machine), then open http://127.0.0.1:5000"
 	@echo "The variants beside each other: search for  tags.stage = 'summary'  (docs/howto/mlflow.md)"
 	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false exec $(BIN)/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db} --host 127.0.0.1 --port 5000
 
-bench: install  ## run the benchmarks (quiet machine, ten minutes)
+bench: install  ## run the benchmarks (on a quiet machine; that of Slurm jobs needs Slurm and a network)
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 clean:  ## remove results, state and the tracking store (not the environment)
