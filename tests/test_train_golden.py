@@ -1,7 +1,8 @@
 """Golden losses: a change that should not alter numerics must leave them alone.
 
 The numbers are this code's own, at a tiny fixed configuration; `python tests/test_train_golden.py` writes them anew
-after a change that is meant to alter them. The tolerance leaves room for another CPU's rounding, not for a change.
+after a change that is meant to alter them. The tolerance leaves room for another CPU's rounding, which grows with the
+steps, not for a change.
 """
 
 import json
@@ -20,11 +21,11 @@ from iha.train.loop import Loop, Plan
 from iha.train.optim import AdamW
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
-STEPS = 30
+STEPS = 200
 
 
 def losses(kind, folder, engine=ENGINE, steps=STEPS):
-    """Loss of the first steps of 30 at D = 32, 5 layers, 64 tokens x 4 sequences."""
+    """Loss of the first steps of 200 at D = 32, 5 layers, 64 tokens x 4 sequences."""
     plan = recipe(steps=STEPS, checkpoint_every=1000, weight_decay=0.1)
     model = build_model(MODEL, variant(kind).attention, VOCAB, 64, seed=1)
     world = World(0, 1, torch.device("cpu"))
@@ -40,7 +41,9 @@ def losses(kind, folder, engine=ENGINE, steps=STEPS):
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_are_the_golden_ones(kind, tmp_path):
     found = losses(kind, tmp_path)
-    assert found == pytest.approx(json.loads(GOLDEN.read_text())[kind], rel=1e-4)
+    golden = json.loads(GOLDEN.read_text())[kind]
+    assert found[:30] == pytest.approx(golden[:30], rel=1e-4)
+    assert found == pytest.approx(golden, rel=1e-3)
     assert found[-1] < found[0] - 0.5
 
 
