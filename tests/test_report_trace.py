@@ -9,7 +9,7 @@ import pytest
 from reports import manifest, whole
 
 from iha.cli import main
-from iha.manifest import read_manifest, write_manifest
+from iha.manifest import read_manifest, sha256_file, write_manifest
 from iha.report.compare import changed_files
 from iha.report.experiment import manifest_path
 from iha.tracking.journal import Journal
@@ -82,6 +82,21 @@ def test_a_link_that_changed_or_is_gone_is_named(finished, capsys):
     assert re.search(r"data/sft.json  sha256 \w+  MISSING", text)
     assert re.search(r"samples.jsonl.gz  sha256 0+  MISSING", text)
     assert not re.search(r"seed2/sft.json.*CHANGED", text)
+
+
+def test_every_suite_behind_a_cell_is_followed(finished, capsys):
+    results, name = finished / "results/smoke", "eval:iha:1:another:long"
+    suite = read_manifest(results / manifest_path("eval:iha:1:ruler:long"))
+    parents = {**suite.parents, "model": "0" * 64, "ruler_512": sha256_file(results / manifest_path("ruler:512"))}
+    write_manifest(results / manifest_path(name), suite.model_copy(update={"parents": parents}))
+    path = results / "report/report.json"
+    report = read_manifest(path)
+    noted = {**report.parents, name: sha256_file(results / manifest_path(name))}
+    write_manifest(path, report.model_copy(update={"parents": noted}))
+    text = run(capsys, "trace", "ruler:iha:overall")
+    assert re.search(r"runs/iha/seed1/extend.json  sha256 \w+  CHANGED", text), "one suite saw other weights"
+    assert re.search(r"ruler/512.json  sha256 \w+$", text, re.M)
+    assert not re.search(r"seed2/extend.json.*CHANGED", text)
 
 
 def test_the_commit_comes_from_the_journal(finished, capsys):

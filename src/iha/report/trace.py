@@ -109,7 +109,7 @@ class _Chain:
             for n in sorted(self.report.parents)
             if n.startswith(f"eval:{self.variant}:{self.seed}:") and n.endswith(f":{wanted.model}")
         ]
-        used: Manifest | None = None
+        used: list[Manifest] = []
         for name in names:
             link, manifest = self.link("evaluation", name, self.report.parents[name])
             if manifest is None:
@@ -118,17 +118,17 @@ class _Chain:
             rows = [row for row in manifest.facts["rows"] if _is_wanted(row, wanted)]
             if not rows:
                 continue
-            used = manifest
+            used.append(manifest)
             yield _with(link, rows=rows, settings=manifest.facts.get("settings", {}))
             yield from (self.file(what, entry) for what, entry in manifest.files.items())
-        if used is not None:
+        if used:
             yield from self.made_from(used, MODEL_STAGES[wanted.model])
 
-    def made_from(self, evaluation: Manifest, stage: TrainStage) -> Iterator[Link]:
+    def made_from(self, evaluations: list[Manifest], stage: TrainStage) -> Iterator[Link]:
         """The training stages from the evaluated one back to pretraining, with their data; items and tokenizer last."""
-        expected, wanted = evaluation.parents.get("model"), stage
+        expected, wanted = [e.parents.get("model") for e in evaluations], stage
         while True:
-            link, run = self.link("training", f"train:{self.variant}:{self.seed}:{wanted}", expected)
+            link, run = self.link("training", f"train:{self.variant}:{self.seed}:{wanted}", *expected)
             yield link
             if run is None:
                 return
@@ -136,25 +136,25 @@ class _Chain:
             yield self.link("text", f"data:{wanted}", run.parents.get("store"))[0]
             if "parent" not in run.parents:
                 break
-            expected, wanted = run.parents["parent"], "pretrain"
+            expected, wanted = [run.parents["parent"]], "pretrain"
         for name in ("items", "tokenizer"):
-            yield self.link(name, name, evaluation.parents.get(name))[0]
-        for name in sorted(evaluation.parents):
-            if name.startswith("ruler_"):
-                yield self.link("items", name.replace("_", ":"), evaluation.parents[name])[0]
+            yield self.link(name, name, *(e.parents.get(name) for e in evaluations))[0]
+        for name in sorted({n for e in evaluations for n in e.parents if n.startswith("ruler_")}):
+            noted = (e.parents[name] for e in evaluations if name in e.parents)
+            yield self.link("items", name.replace("_", ":"), *noted)[0]
 
-    def link(self, what: str, name: str, expected: str | None) -> tuple[Link, Manifest | None]:
-        """A manifest as it lies there now, against the hash that its child noted."""
+    def link(self, what: str, name: str, *expected: str | None) -> tuple[Link, Manifest | None]:
+        """A manifest as it lies there now, against the hashes that its children noted."""
         path = self.experiment.results / manifest_path(name)
         digest = self.experiment.digest(name)
         if digest is None:
-            return Link(what, str(path), expected, "missing"), None
+            return Link(what, str(path), expected[0], "missing"), None
         manifest = self.experiment.manifest(name)[1]
         link = Link(
             what,
             str(path),
             digest,
-            "ok" if digest == expected else "changed",
+            "ok" if {digest} == set(expected) else "changed",
             manifest.code,
             self.experiment.commit(manifest),
             manifest.run_id,
