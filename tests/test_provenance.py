@@ -76,6 +76,13 @@ def test_an_edit_of_reachable_code_changes_the_fingerprint(tree, path, old, new)
     assert code_fingerprint("pkg.stage", root=tree(path, old, new)) != code_fingerprint("pkg.stage", root=tree())
 
 
+def test_no_section_of_the_configuration_is_code_of_a_stage():
+    """Else a changed default price in `plan`, which no stage reads, would train everything again."""
+    sections = {name for name in reachable("iha.stages.pretrain") if name.startswith("iha.config")}
+    assert "iha.configplan" in sections
+    assert sections <= provenance.CONFIGURATION
+
+
 def test_an_entry_that_does_not_exist_is_an_error(tree):
     with pytest.raises(ModuleNotFoundError, match=r"pkg\.nothing"):
         code_fingerprint("pkg.nothing", root=tree())

@@ -23,6 +23,7 @@ CONFIGURATION = frozenset(
         "iha.configbase",
         "iha.configdata",
         "iha.configevals",
+        "iha.configplan",
         "iha.configseparation",
         "iha.configsynthetic",
         "iha.slices",
