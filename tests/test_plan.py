@@ -121,6 +121,11 @@ def test_gpus_are_those_that_the_batch_divides_over():
         plan(parse_config({"plan": {"gpus": {"sft": 128}}}))
 
 
+def test_a_run_without_language_models_is_not_priced_as_one():
+    with pytest.raises(ConfigError, match=r"goal is 'synthetic'; allowed: report"):
+        plan(load_config(ROOT / "configs" / "synthetic.yaml"))
+
+
 def test_the_profile_starts_as_many_ranks_as_are_priced():
     config = load_config(PAPER)
     machine = Machine(config, config.variant("global").attention)

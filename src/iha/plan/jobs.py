@@ -1,4 +1,7 @@
-"""Every job of the DAG with its price: the same jobs, names and order as the workflow's rules."""
+"""Every job of the language models with its price: the same jobs, names and order as the workflow's rules.
+
+Relation composition and the learned separation end at budgets of their own and are not priced.
+"""
 
 from __future__ import annotations
 

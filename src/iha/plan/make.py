@@ -7,6 +7,7 @@ from typing import Any
 
 from iha.config import Config
 from iha.configplan import PlanConfig
+from iha.errors import ConfigError
 from iha.plan.actual import Actual, measured
 from iha.plan.jobs import Job, jobs
 from iha.plan.schedule import critical_path, wall_seconds
@@ -21,8 +22,13 @@ def plan(config: Config) -> dict[str, Any]:
     stands beside the predictions of the jobs that have run.
 
     Raises:
-        ConfigError: a batch does not divide over its GPUs.
+        ConfigError: a batch does not divide over its GPUs, or the config trains no language models.
     """
+    if config.goal != "report":
+        raise ConfigError(
+            f"goal is {config.goal!r}; allowed: report (a {config.goal} run has no jobs to price: its section of the "
+            f"config says how long it may take)."
+        )
     found = jobs(config)
     actual = measured(config, found)
     chain, names = critical_path(found)
