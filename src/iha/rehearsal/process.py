@@ -65,21 +65,25 @@ class Child:
             if pid:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.01)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        raise TimeoutError(self.text)
+        raise self._too_late()
 
     def wait_for(self, wanted: Callable[[], bool], timeout: float = 60) -> None:
         """Poll until `wanted` holds.
 
         Raises:
-            TimeoutError: it does not; the process's output is the message.
+            TimeoutError: it does not; the process is killed, its output is the message.
         """
         deadline = time.monotonic() + timeout
         while not wanted():
             if time.monotonic() > deadline:
-                raise TimeoutError(self.text)
+                raise self._too_late()
             time.sleep(0.01)
+
+    def _too_late(self) -> TimeoutError:
+        """Kill it: what nobody waits for would go on writing."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        return TimeoutError(self.text)
 
     @property
     def text(self) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from iha.rehearsal.lab import Job, Lab, prepare
 from iha.rehearsal.scenarios import SCENARIOS, Scenario
-from iha.rehearsal.trial import Skipped, Trial, Unmet
+from iha.rehearsal.trial import Skipped, Trial
 
 log = logging.getLogger("iha")
 
@@ -33,7 +33,7 @@ def attempt(scenario: Scenario, undisturbed: Lab, jobs: dict[str, Job], root: Pa
         seen = scenario.run(Trial(undisturbed.without(job, root), undisturbed, job, jobs))
     except Skipped as error:
         held, seen = None, str(error)
-    except (Unmet, TimeoutError, OSError) as error:
+    except Exception as error:
         held, seen = False, f"{type(error).__name__}: {error}"
     return Outcome(scenario.name, scenario.title, held, seen)
 
