@@ -11,7 +11,7 @@ from iha.report.paper import paper
 from iha.report.records import Grid as Table
 from iha.report.records import Text
 from iha.report.relations import STOPS, UNITS, count, pairs
-from iha.report.stats import LEVEL, t_interval, t_test_p
+from iha.report.stats import LEVEL, holm, t_interval, t_test_p
 from iha.synthetic.results import AXES, Gap, Grid, label
 
 
@@ -33,9 +33,15 @@ def verdicts(grid: Grid) -> tuple[Verdict, ...]:
 
 
 def _verdict(grid: Grid, task: str, claimed: float) -> Verdict:
-    """Decided by test accuracy where both models ran to early stopping with every seed, three at least."""
+    """Decided by test accuracy where both models ran to early stopping with every seed, three at least.
+
+    Significant: after Holm's correction over the compared pairs and learning rates.
+    """
     strong = [m.name for m in grid.config.models if m.attention == "simplicial"]
     ours = [m.name for m in grid.config.models if m.attention == "iha" and m.pseudo_heads == 8 and m.matches is None]
+    if not (strong and ours):
+        why = "The grid has no IHA with eight pseudo-heads or no 2-simplicial attention to compare."
+        return Verdict(task, claimed, "inconclusive", None, why)
     open_ends, found = [], []
     for lr in grid.config.lrs:
         for pair in ((a, b) for a in ours for b in strong):
@@ -45,9 +51,9 @@ def _verdict(grid: Grid, task: str, claimed: float) -> Verdict:
                 open_ends.append("the runs end before early stopping or lack seeds")
             else:
                 found.append(_tested(grid, task, lr, pair))
-    means = [mean for mean, _, _ in found]
-    best = max(means, default=None)
-    decided = [f for f in found if f[2] < LEVEL and f[0] > 0 and f[1][1] >= claimed]
+    best = max((mean for mean, _, _ in found), default=None)
+    adjusted = holm({str(i): p for i, (_, _, p) in enumerate(found)})
+    decided = [f for i, f in enumerate(found) if adjusted[str(i)] < LEVEL and f[0] > 0 and f[1][1] >= claimed]
     if len(grid.config.seeds) < 3 or not found or open_ends:
         why = " and ".join(dict.fromkeys(open_ends)) or "fewer than three seeds"
         return Verdict(task, claimed, "inconclusive", best, f"{why[0].upper()}{why[1:]}.")
