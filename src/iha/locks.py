@@ -39,7 +39,9 @@ def claim(folder: Path) -> None:
     """Record this process as the one that holds the lock in `folder` (.snakemake)."""
     pid = os.getpid()
     owner = {"host": socket.gethostname(), "boot": _boot(), "pid": pid, "started": _started(pid)}
-    (folder / "controller.json").write_text(json.dumps(owner))
+    temporary = folder / f".controller.{pid}"
+    temporary.write_text(json.dumps(owner))
+    temporary.replace(folder / "controller.json")
 
 
 def release_stale_lock(folder: Path) -> bool:
