@@ -41,7 +41,7 @@ def submitted(config: Config, path: Path | None, profile: Profile, patience: flo
         yield Outcome("job", "fail", f"could not be submitted: {error}", advice)
         return
     try:
-        problem = _wait(live, local, patience)
+        problem = _outcome(live, local, patience)
         rows = json.loads(report.read_text()) if report.exists() else []
         yield from (Outcome(**row) for row in rows)
         yield _verdict(live, problem, bool(rows))
@@ -63,6 +63,15 @@ def _work(report: Path, path: Path | None, wanted: Any, settings: Any) -> Any:
     command += ["--tasks", str(wanted.tasks_per_node), "--threads", str(wanted.threads), "--gpus", str(wanted.gpus)]
     command += ["--config", str(path.absolute())] if path else []
     return Task(f"exec {shlex.join(command)}", settings.cluster, requeue=0)
+
+
+def _outcome(live: Any, local: bool, patience: float) -> str:
+    """`_wait`; whoever gives up waiting (Ctrl-C) leaves no job behind."""
+    try:
+        return _wait(live, local, patience)
+    except BaseException:
+        _cancel(live, local)
+        raise
 
 
 def _wait(live: Any, local: bool, patience: float) -> str:
