@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -110,9 +111,10 @@ def test_an_exported_folder_is_whole_and_also_loads_here(exported):
 
 def test_export_from_the_command_line_overwrites_nothing(exported, tmp_path, capsys):
     model, output = exported["diff"].parents[1] / "runs" / "diff", tmp_path / "out"
+    (tmp_path / "out.tmp").mkdir()
     main(["export", str(model), str(output), "--max-length", "99"])
     assert json.loads((output / "config.json").read_text())["max_position_embeddings"] == 99
-    assert not list(tmp_path.glob("*.tmp"))
+    assert [path.name for path in tmp_path.glob("*.tmp")] == ["out.tmp"], "not ours to remove, and nothing of ours"
     with pytest.raises(SystemExit):
         main(["export", str(model), str(output)])
     assert "exists; nothing is overwritten" in capsys.readouterr().err
@@ -120,6 +122,16 @@ def test_export_from_the_command_line_overwrites_nothing(exported, tmp_path, cap
     with pytest.raises(SystemExit):
         main(["export", str(tmp_path / "alone"), str(tmp_path / "other")])
     assert "no tokenizer" in capsys.readouterr().err and not (tmp_path / "other").exists()
+
+
+def test_an_export_that_cannot_be_finished_leaves_nothing(exported, tmp_path):
+    own = tmp_path / "state"
+    shutil.copytree(exported["diff"].parents[1] / "runs" / "diff", own / "runs")
+    shutil.copytree(exported["diff"].parents[1] / "tokenizer", own / "tokenizer")
+    (own / "tokenizer" / "gone").symlink_to("nowhere")
+    with pytest.raises(shutil.Error):
+        export_model(own / "runs", tmp_path / "out" / "hub")
+    assert not list((tmp_path / "out").iterdir())
 
 
 def completions() -> ConfigurableTask:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -61,18 +62,20 @@ def export_model(model: Path, output: Path, tokenizer: Path | None = None, max_l
         raise ConfigError(f"{output}: exists; nothing is overwritten. Name another folder, or remove it first.")
     header, network = read_header(model), load_model(model)
     tokens = Tokenizer.load(tokenizer or tokenizer_of(model))
-    temporary = output.with_name(f"{output.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(tokens.folder, temporary, copy_function=shutil.copyfile)
-    for name in (WEIGHTS, HEADER):
-        shutil.copyfile(model / name, temporary / name)
-    write_json(temporary / "config.json", hub_config(header, tokens, max_length))
-    write_json(temporary / "generation_config.json", {**_ids(tokens), "do_sample": False})
-    for name, text in flat_sources(type(network.spec)).items():
-        (temporary / name).write_text(text, encoding="utf-8")
-    parameters = sum(p.numel() for p in network.parameters())
-    (temporary / "README.md").write_text(_card(header, output.name, parameters), encoding="utf-8")
-    temporary.rename(output)
+    texts = flat_sources(type(network.spec))
+    texts["README.md"] = _card(header, output.name, sum(p.numel() for p in network.parameters()))
+    temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        shutil.copytree(tokens.folder, temporary, copy_function=shutil.copyfile)
+        for name in (WEIGHTS, HEADER):
+            shutil.copyfile(model / name, temporary / name)
+        write_json(temporary / "config.json", hub_config(header, tokens, max_length))
+        write_json(temporary / "generation_config.json", {**_ids(tokens), "do_sample": False})
+        for name, text in texts.items():
+            (temporary / name).write_text(text, encoding="utf-8")
+        temporary.rename(output)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def hub_config(header: dict[str, Any], tokens: Tokenizer, max_length: int | None) -> dict[str, Any]:
