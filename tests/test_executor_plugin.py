@@ -172,6 +172,15 @@ def test_sub_04_changed_code_is_said_or_refused(tmp_path):
     assert result["code"] == 1 and result["note"] == "code changed since submission"
 
 
+def test_sub_04_copy_that_cannot_be_finished_leaves_nothing(tmp_path):
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "a.py").write_text("")
+    with pytest.raises(FileNotFoundError):
+        snapshot._copy({"a.py": root / "a.py", "b.py": root / "b.py"}, root, tmp_path / "code" / "copy")
+    assert not list((tmp_path / "code").iterdir())
+
+
 def test_sub_04_copy_of_the_code_is_made_once_and_knows_its_commit(tmp_path, monkeypatch):
     root = tmp_path / "project"
     (root / "src").mkdir(parents=True)

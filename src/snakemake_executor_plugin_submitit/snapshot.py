@@ -53,15 +53,14 @@ def _is_code(path: Path) -> bool:
 def _copy(files: dict[str, Path], root: Path, final: Path) -> None:
     """Under its final name only when complete; another workflow may make the same copy at the same time."""
     new = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
-    for name, path in files.items():
-        target = new / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
     dirty = bool((_git(root, "status", "--porcelain") or "").strip())
-    (new / STATE).write_text(
-        json.dumps({"commit": (_git(root, "rev-parse", "HEAD") or "unknown").strip(), "dirty": dirty})
-    )
+    state = {"commit": (_git(root, "rev-parse", "HEAD") or "unknown").strip(), "dirty": dirty}
     try:
+        for name, path in files.items():
+            target = new / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target)
+        (new / STATE).write_text(json.dumps(state))
         new.rename(final)
     except OSError:
         shutil.rmtree(new, ignore_errors=True)
