@@ -17,8 +17,8 @@ from iha.dag import ledger_slice
 from iha.errors import UserError
 from iha.flops import ledger
 from iha.hub.command import add_export
-from iha.plan.text import aligned
 from iha.report.commands import add_diff, add_trace
+from iha.text import aligned
 from iha.theory.command import add_theory
 
 EXAMPLES = """\

@@ -12,7 +12,7 @@ from iha.config import Config
 from iha.configcheck import load_config
 from iha.doctor import node, services, site, storage
 from iha.doctor.outcome import Check, Outcome, line, perform, summary
-from iha.plan.text import size
+from iha.text import size
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:

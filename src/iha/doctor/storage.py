@@ -13,7 +13,7 @@ from pathlib import Path
 
 from iha.doctor.outcome import Outcome
 from iha.manifest import atomic_path
-from iha.plan.text import size
+from iha.text import size
 
 ROUNDS = 20
 #: Milliseconds to write, sync and rename one small file.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from iha.plan.text import aligned, size
+from iha.text import aligned, hours, size
 
 HEAD = (
     "rule", "jobs", "GPU-hours", "core-hours", "longest job", "memory/rank", "checkpoints", "logs", "data", "kWh",
@@ -37,14 +37,6 @@ def plan_text(plan: dict[str, Any], memory_gb: float) -> str:
             aligned([ACTUAL, *map(_ran, ran.items())]),
         ]
     return "\n".join(lines)
-
-
-def hours(value: float) -> str:
-    """Hours as days, hours, minutes or seconds."""
-    for unit, length, above in (("days", 24.0, 48.0), ("h", 1.0, 1.0), ("min", 1 / 60, 1 / 60)):
-        if value >= above:
-            return f"{value / length:.1f} {unit}"
-    return f"{3600 * value:.0f} s"
 
 
 def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:

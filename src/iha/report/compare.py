@@ -6,12 +6,13 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from iha.errors import UserError
 from iha.manifest import Manifest, read_manifest
-from iha.plan.text import aligned
 from iha.report.experiment import Experiment
+from iha.text import aligned
 from iha.tracking.journal import read_metrics
 
 EXAMPLE = "iha/seed1/pretrain global/seed1/pretrain"
@@ -70,10 +71,10 @@ def _journal(experiment: Experiment, manifest: Manifest) -> dict[str, float]:
         return {}
     found = read_metrics(experiment.state / Path(manifest.facts["model"]).parent / "metrics.jsonl")
     seconds = [x for _, x in found.get("step_seconds", [])]
-    speeds = sorted(x for _, x in found.get("tokens_per_second", []))
+    speeds = [x for _, x in found.get("tokens_per_second", [])]
     if not seconds or not speeds:
         return {}
-    return {"seconds in steps": sum(seconds), "tokens per second, median": speeds[len(speeds) // 2]}
+    return {"seconds in steps": sum(seconds), "tokens per second, median": median(speeds)}
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -13,13 +13,12 @@ from pydantic import ValidationError
 from iha.config import Config
 from iha.errors import UserError
 from iha.plan.make import plan
-from iha.plan.show import hours
-from iha.plan.text import size
 from iha.report.format import MISSING
 from iha.report.page import tables
 from iha.report.records import Grid, Text
 from iha.report.section import Findings, Section
 from iha.report.tables import caption
+from iha.text import hours, size
 
 CONFIG = "config.json"
 HEADER = ("rule", "jobs", "GPU hours", "CPU hours", "longest job", "memory per rank", "energy, kWh", "cost")

@@ -1,4 +1,4 @@
-"""Numbers and columns for a terminal."""
+"""Numbers with their units, and columns for a terminal."""
 
 from __future__ import annotations
 
@@ -21,3 +21,11 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} TB" if count < 1000 else f"{count:,.0f} TB"
+
+
+def hours(value: float) -> str:
+    """Hours as days, hours, minutes or seconds."""
+    for unit, length, above in (("days", 24.0, 48.0), ("h", 1.0, 1.0), ("min", 1 / 60, 1 / 60)):
+        if value >= above:
+            return f"{value / length:.1f} {unit}"
+    return f"{3600 * value:.0f} s"
