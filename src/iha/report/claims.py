@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from iha.report.collect import Results
-from iha.report.columns import TABLE1, TABLE2, Column, resolved
+from iha.report.columns import TABLES, Column, resolved
 from iha.report.format import display
 from iha.report.paper import paper
 from iha.report.ranking import rank_lead
@@ -23,7 +23,6 @@ from iha.report.stats import LEVEL, Effect, holm, paired_effect
 from iha.yamlio import load_yaml
 
 Verdict = Literal["supported", "contradicted", "inconclusive"]
-COLUMNS = {"table1": TABLE1, "table2": TABLE2}
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def _test(results: Results, numbers: Ruler, claim: Claim) -> Finding:
         return Finding(claim, None, why=f"no variant of this experiment is called {' or '.join(absent)}")
     kind, _, name = claim.measure.partition(".")
     if name == "avg_rank":
-        effect = rank_lead(results, resolved(COLUMNS[kind], results), claim.better)
+        effect = rank_lead(results, resolved(TABLES[kind], results), claim.better)
         return Finding(claim, effect, why="" if effect else "the table has no items that all variants share")
     assert claim.worse is not None
     own, other = (_items(results, numbers, kind, name, v) for v in (claim.better, claim.worse))
@@ -103,7 +102,7 @@ def _items(results: Results, numbers: Ruler, kind: str, name: str, variant: str)
 
 
 def _column(results: Results, table: str, name: str) -> Column:
-    return next(c for c in resolved(COLUMNS[table], results) if c.paper == name)
+    return next(c for c in resolved(TABLES[table], results) if c.paper == name)
 
 
 def _ruler_tasks(numbers: Ruler, name: str) -> dict[int, tuple[str, ...]]:

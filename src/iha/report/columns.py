@@ -66,6 +66,8 @@ TABLE2 = (
     Column("base", "mbpp", "p1", "mbpp_p1"),
     Column("base", "humaneval", "p1", "humaneval_p1"),
 )
+#: The paper's tables by name.
+TABLES = {"table1": TABLE1, "table2": TABLE2}
 
 
 def companions(columns: tuple[Column, ...]) -> tuple[Column, ...]:

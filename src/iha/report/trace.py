@@ -13,12 +13,11 @@ from typing import Any
 
 from iha.errors import UserError
 from iha.manifest import FileEntry, Manifest
-from iha.report.columns import TABLE1, TABLE2, Column, companions
+from iha.report.columns import TABLES, Column, companions
 from iha.report.experiment import Experiment, choose, manifest_path
 from iha.slices import MODEL_STAGES, TrainStage
 
 EXAMPLE = "table1:iha:gsm8k_maj16"
-COLUMNS = {"table1": TABLE1, "table2": TABLE2}
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def trace(experiment: Experiment, cell: str) -> Trace:
     parts = cell.split(":")
     if len(parts) != 3:
         raise UserError(f"cell: {cell!r}; allowed: TABLE:VARIANT:METRIC, such as {EXAMPLE}.")
-    table = choose("table", parts[0], (*COLUMNS, "ruler"), EXAMPLE)
+    table = choose("table", parts[0], (*TABLES, "ruler"), EXAMPLE)
     variant = choose("variant", parts[1], report.slice["variants"])
     rows = report.facts[table]
     if table == "ruler":
@@ -88,7 +87,7 @@ class _Wanted:
 def _wanted(table: str, metric: str) -> _Wanted:
     if table == "ruler":
         return _Wanted("long", frozenset({"ruler"}), "official")
-    columns: tuple[Column, ...] = (*COLUMNS[table], *companions(COLUMNS[table]))
+    columns: tuple[Column, ...] = (*TABLES[table], *companions(TABLES[table]))
     if metric == "avg_rank":
         return _Wanted(columns[0].model, frozenset(c.benchmark for c in columns), None)
     benchmark, _, name = metric.partition("_")
