@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from timing import Run, interleaved
+from timing import Run, both_ways, interleaved
 from torch import Tensor
 
 from iha.attention import Frame, build_attention, folded
@@ -29,16 +29,6 @@ CPU = torch.device("cpu")
 def leaves(batch: int, heads: int, length: int, width: int) -> list[Tensor]:
     """Queries, keys, values as projections leave them: (B, H, L, d) over (B, L, H, d) memory."""
     return [torch.randn(batch, length, heads, width).transpose(1, 2).requires_grad_() for _ in range(3)]
-
-
-def both_ways(function: Callable[..., Tensor], inputs: list[Tensor]) -> Run:
-    """Forward and backward of one call."""
-
-    def run() -> None:
-        out = function(*inputs)
-        torch.autograd.grad(out, inputs, torch.ones_like(out))
-
-    return run
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

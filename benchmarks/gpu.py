@@ -10,13 +10,14 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from timing import Run, both_ways
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -36,7 +37,6 @@ from iha.train.optim import AdamW
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 PEERS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
-Run = Callable[[], object]
 Row = dict[str, object]
 
 
@@ -92,16 +92,6 @@ class Clock:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-
-
-def both_ways(function: Callable[..., Tensor], inputs: list[Tensor]) -> Run:
-    """Forward and backward of one call."""
-
-    def run() -> None:
-        out = function(*inputs)
-        torch.autograd.grad(out, inputs, torch.ones_like(out))
-
-    return run
 
 
 def ours(mask: Mask, inputs: list[Tensor], backend: str = "auto") -> Run:

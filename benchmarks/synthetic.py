@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from timing import Run, interleaved
+from timing import Run, both_ways, interleaved
 from torch import Tensor
 
 from iha.configsynthetic import Examples, RelationRecipe, SyntheticConfig
@@ -27,16 +27,6 @@ from iha.synthetic.train import Trainer
 
 BATCH = 64
 CPU = torch.device("cpu")
-
-
-def both_ways(function: Run, inputs: list[Tensor]) -> Run:
-    """Forward and backward of one call."""
-
-    def run() -> None:
-        out = function(*inputs)
-        torch.autograd.grad(out, inputs, torch.ones_like(out))
-
-    return run
 
 
 def epochs(config: SyntheticConfig, task: str, models: list[str], updates: int) -> dict[str, float]:

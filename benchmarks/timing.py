@@ -4,6 +4,9 @@ import statistics
 import time
 from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
 Run = Callable[[], object]
 
 
@@ -16,3 +19,13 @@ def interleaved(sides: dict[str, Run], repeats: int) -> dict[str, float]:
             run()
             times[name].append(time.process_time() - start)
     return {name: 1e3 * statistics.median(taken[1:]) for name, taken in times.items()}
+
+
+def both_ways(function: Callable[..., Tensor], inputs: list[Tensor]) -> Run:
+    """Forward and backward of one call."""
+
+    def run() -> None:
+        out = function(*inputs)
+        torch.autograd.grad(out, inputs, torch.ones_like(out))
+
+    return run

@@ -189,11 +189,11 @@ def loss(repeats: int, tokens: int = 512, vocab: int = 128_256, width: int = 256
         torch.autograd.grad(token_loss_sum(hidden, weight, targets, 256), (hidden, weight))
 
     times = interleaved({"plain": plain, "ours": ours}, max(2, repeats // 2))
-    peaks = {side: _alone(_PEAK, side) for side in ("plain", "ours")}
+    peaks = {side: _alone(_LOSS_MEMORY, side) for side in ("plain", "ours")}
     return {"loss_speed": times["plain"] / times["ours"], "loss_memory": peaks["plain"] / peaks["ours"]}
 
 
-_PEAK = """
+_LOSS_MEMORY = """
 import sys, torch
 from pathlib import Path
 from torch.nn import functional as F
