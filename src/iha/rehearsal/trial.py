@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from iha.rehearsal.lab import Job, Lab
 from iha.rehearsal.process import Child
+from iha.slices import SPLITS
 
 
 class Unmet(Exception):
@@ -79,7 +80,7 @@ class Trial:
         """Manifest (and with it every weight and digest) and losses are those of the undisturbed run."""
         ours, theirs = (lab.output(self.job).read_bytes() for lab in (self.lab, self.undisturbed))
         expect(ours == theirs, "the manifest differs from the undisturbed one")
-        if self.job.stage in ("pretrain", "extend", "sft"):
+        if self.job.stage in SPLITS:
             ours_l, theirs_l = (lab.losses(self.job) for lab in (self.lab, self.undisturbed))
             expect(ours_l == theirs_l, "the losses differ from the undisturbed ones")
 

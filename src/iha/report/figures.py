@@ -12,6 +12,7 @@ from iha.report.collect import Results
 from iha.report.format import SCALE_LABELS, display
 from iha.report.paper import paper
 from iha.report.ruler import BySeed, Ruler
+from iha.slices import SPLITS
 from iha.tracking.journal import read_metrics
 
 #: Colours that colour-blind readers tell apart (Okabe and Ito), one per variant in the order of the config.
@@ -19,7 +20,6 @@ COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#C
 MARKERS = ("o", "s", "^", "D", "P", "X", "v", "*")
 #: Points of one training curve; longer ones are averaged over windows.
 CURVE_POINTS = 400
-STAGES = ("pretrain", "extend", "sft")
 
 
 def pyplot() -> Any:
@@ -122,7 +122,7 @@ def training_curves(results: Results, folder: Path) -> tuple[Path, Path]:
     """Training loss of every run, one panel per stage, from the local journals (resumed steps once)."""
     plt = pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
-    for axis, stage in zip(axes, STAGES, strict=True):
+    for axis, stage in zip(axes, SPLITS, strict=True):
         for i, v in enumerate(results.part.variants):
             for seed in results.part.seeds:
                 points = smooth(curve(results, v, seed, stage))

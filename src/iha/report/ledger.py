@@ -8,6 +8,7 @@ from iha.report.collect import Results
 from iha.report.format import MISSING, big, display, signed
 from iha.report.records import Grid, Text
 from iha.report.tables import caption
+from iha.slices import SPLITS
 
 HEADER = (
     "variant", "parameters", "attention params", "forward FLOPs / token", "attention part", "vs reference (forward)",
@@ -38,7 +39,7 @@ def _row(variant: str, row: dict[str, Any]) -> tuple[Text, ...]:
         big(row.get("flops_per_token", {}).get("forward")),
         _ratio(row.get("attention_ratio")),
         _ratio(row.get("forward_ratio")),
-        " / ".join(str(steps.get(stage, MISSING)) for stage in ("pretrain", "extend", "sft")),
+        " / ".join(str(steps.get(stage, MISSING)) for stage in SPLITS),
         big(row.get("train_flops", {}).get("pretrain")),
         f"{signed(100 * row.get('mismatch', 0.0), 2)} %",
         f"{big(cache[longest])}B at {longest}" if longest else MISSING,
