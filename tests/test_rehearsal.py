@@ -66,6 +66,7 @@ def test_what_does_not_hold_is_seen(tmp_path, undisturbed, run):
 
 
 def test_a_rehearsal_leaves_nothing_behind(tmp_path):
+    (tmp_path / "here" / "undisturbed").mkdir(parents=True)  # as after a kill
     outcomes = rehearse(tmp_path / "here", SCENARIOS[16:17])
     assert [(o.name, o.held) for o in outcomes] == [(SCENARIOS[16].name, True)]
     assert not list(tmp_path.iterdir())

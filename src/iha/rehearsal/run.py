@@ -39,8 +39,9 @@ def attempt(scenario: Scenario, undisturbed: Lab, jobs: dict[str, Job], root: Pa
 
 
 def rehearse(folder: Path, scenarios: Iterable[Scenario] = SCENARIOS) -> list[Outcome]:
-    """Try all faults below `folder`, which must not exist and is removed at the end."""
+    """Try all faults below `folder`, which is removed at the end, and before if a killed rehearsal left it."""
     outcomes = []
+    shutil.rmtree(folder, ignore_errors=True)
     try:
         lab, jobs = prepare(folder / "undisturbed")
         for number, scenario in enumerate(scenarios):
