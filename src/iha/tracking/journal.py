@@ -95,15 +95,23 @@ class Journal:
                 self._handle.write(line + "\n")
                 self._handle.flush()
         except OSError as error:
-            if not self._failed:
-                log.warning("%s: cannot be written (%s); metrics of this run are incomplete.", self.path, error)
-            self._failed = True
+            self._report(error)
+
+    def _report(self, error: OSError) -> None:
+        if not self._failed:
+            log.warning("%s: cannot be written (%s); metrics of this run are incomplete.", self.path, error)
+        self._failed = True
 
     def close(self) -> None:
-        """Make the journal durable and close it."""
+        """Make the journal durable and close it; a full disk does not stop the caller here either."""
         with self._lock:
-            os.fsync(self._handle.fileno())
-            self._handle.close()
+            try:
+                self._handle.flush()
+                os.fsync(self._handle.fileno())
+            except OSError as error:
+                self._report(error)
+            with contextlib.suppress(OSError):
+                self._handle.close()
 
 
 def _ends_with_newline(path: Path) -> bool:
