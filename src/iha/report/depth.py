@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from iha.evals.ruler.summary import DEPTH_BINS
 from iha.report.collect import Results
 from iha.report.figures import pyplot, save
 from iha.report.format import SCALE_LABELS, display
 from iha.report.page import image
 from iha.report.section import Findings, Section
 
-#: Equal parts of the context that the evaluation counts needles in.
-BINS = 10
 METRIC = "official"
 #: (length, tenth of the context) -> percent.
 Depths = dict[tuple[int, int], float]
@@ -50,7 +49,7 @@ def heat_map(results: Results, maps: dict[str, Depths], folder: Path) -> tuple[P
         1, len(maps), figsize=(1.2 + 2.0 * len(maps), 3.6), layout="constrained", sharey=True, squeeze=False
     )
     for panel, (variant, found) in zip(panels[0], maps.items(), strict=True):
-        grid = [[found.get((n, b), float("nan")) for n in lengths] for b in range(BINS)]
+        grid = [[found.get((n, b), float("nan")) for n in lengths] for b in range(DEPTH_BINS)]
         shown = panel.imshow(grid, vmin=0, vmax=100, cmap="viridis", aspect="auto")
         for (n, b), value in found.items():
             colour = "white" if value < 60 else "black"
@@ -58,7 +57,8 @@ def heat_map(results: Results, maps: dict[str, Depths], folder: Path) -> tuple[P
         panel.set_xticks(range(len(lengths)), [str(n) for n in lengths], rotation=45)
         panel.set_title(display(variant))
         panel.set_xlabel("tokens")
-    panels[0][0].set_yticks([b - 0.5 for b in range(0, BINS + 1, 2)], [f"{10 * b} %" for b in range(0, BINS + 1, 2)])
+    edges = range(0, DEPTH_BINS + 1, 2)
+    panels[0][0].set_yticks([edge - 0.5 for edge in edges], [f"{100 * edge // DEPTH_BINS} %" for edge in edges])
     panels[0][0].set_ylabel("depth of the needle")
     figure.colorbar(shown, ax=panels[0], label="percent", shrink=0.8)
     figure.suptitle(f"{SCALE_LABELS[results.part.scale]}RULER by depth of the needle")
