@@ -1,6 +1,6 @@
 """Snakemake executor plugin `submitit`: jobs through submitit, on Slurm, as local processes, or one after the other.
 
-The contract with Snakemake is three names: `Executor`, `ExecutorSettings`, `common_settings`. Every start of Snakemake
+Snakemake asks for three names: `Executor`, `ExecutorSettings`, `common_settings`. Every start of Snakemake
 imports this package, also inside jobs, so submitit itself (0.3 s) is imported only when there is a job to submit.
 """
 

@@ -15,5 +15,7 @@ rule faults:
         inputs="",
         slice=dag.dump(dag.faults_slice()),
         code=code_fingerprint(*dag.fault_modules()),
+    message:
+        "Rehearse faults on this machine"
     shell:
         command("faults")
