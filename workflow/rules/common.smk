@@ -69,7 +69,10 @@ onstart:
 
 
 # Short stages leave their runs in journals; the head carries them to MLflow, whose absence stops nothing.
-SYNC = f"{shlex.quote(sys.executable)} -m iha.tracking.sync {STATE} --tracking {CFG.runtime.tracking_uri} || true"
+SYNC = (
+    f"{shlex.quote(sys.executable)} -m iha.tracking.sync {STATE} "
+    f"--tracking {shlex.quote(CFG.runtime.tracking_uri)} || true"
+)
 
 
 onsuccess:
