@@ -40,7 +40,7 @@ def build(results: Results, columns: tuple[Column, ...], paper: PaperTable | Non
     rates = rate_notes(results, columns)
     by_column = [_column(results, column, paper, tests, rates) for column in columns]
     cells = {v: tuple(cells[v] for cells in by_column) for v in results.part.variants}
-    return Block(columns, _starred(cells, results.part.reference))
+    return Block(columns, _starred(cells))
 
 
 def _column(
@@ -162,7 +162,7 @@ def _significant_best(
     return best
 
 
-def _starred(cells: dict[str, tuple[Cell, ...]], reference: str) -> dict[str, tuple[Cell, ...]]:
+def _starred(cells: dict[str, tuple[Cell, ...]]) -> dict[str, tuple[Cell, ...]]:
     """Replace p-values against the reference by Holm's, over all cells of the block."""
     raw = {f"{v}/{i}": c.p for v, row in cells.items() for i, c in enumerate(row) if c.p is not None}
     adjusted = holm({name: p for name, p in raw.items() if p is not None})
