@@ -1,11 +1,14 @@
 """A run directory is resumed by the run that began it, and by no other."""
 
 import json
+import os
 
 import pytest
 
-from iha.errors import CheckpointError
-from iha.train.identity import OTHER_CODE, claim
+from iha.data.stamps import write_stamps
+from iha.errors import CheckpointError, DataError
+from iha.manifest import Manifest, file_entry
+from iha.train.identity import OTHER_CODE, check_data, claim
 
 BEGUN = {"slice": {"recipe": {"lr": 1e-3}}, "inputs": {"store": "aa"}}
 
@@ -25,6 +28,24 @@ def test_other_data_or_settings_are_refused_by_name(tmp_path):
         claim(tmp_path, changed(store="bb"), "c1")
     with pytest.raises(CheckpointError, match=r"slice.recipe.lr: 0.001 -> 0.002"):
         claim(tmp_path, {**BEGUN, "slice": {"recipe": {"lr": 2e-3}}}, "c1")
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_data_changed_before_the_first_start_are_refused(tmp_path, noted):
+    shard, run = tmp_path / "data" / "shard_00000.ds", tmp_path / "run"
+    for folder in (shard.parent, run, tmp_path / "another"):
+        folder.mkdir()
+    shard.write_bytes(bytes(8))
+    store = Manifest(stage="tokenise", slice={}, code="c", files={shard.name: file_entry(shard, tmp_path)})
+    if noted:
+        write_stamps(store.files, tmp_path)
+    check_data(run, claim(run, BEGUN, "c1"), store, tmp_path)
+    os.utime(shard, ns=(0, 0))
+    check_data(run, claim(run, BEGUN, "c1"), store, tmp_path)
+    shard.write_bytes(bytes(7) + b"1")
+    for folder in (run, tmp_path / "another"):
+        with pytest.raises(DataError, match=r"shard_00000.ds: differs from its manifest"):
+            check_data(folder, claim(folder, BEGUN, "c1"), store, tmp_path)
 
 
 def test_a_broken_record_is_refused_and_nothing_is_removed(tmp_path):

@@ -19,6 +19,7 @@ import numpy as np
 
 from iha.data import chat, corpus
 from iha.data.shards import JOURNAL, Counts, Piece, Progress, clear
+from iha.data.stamps import write_stamps
 from iha.data.stream import Stream, Tokens
 from iha.data.tokenizer import Tokenizer
 from iha.data.workers import Crew, Job, batches
@@ -64,6 +65,7 @@ def build(part: TokeniseSlice, tokenizer: Tokenizer, state: Path, workers: int, 
     clear(folder, set(progress.files))
     if not progress.shards:
         raise DataError(_nothing_left(part, progress))
+    write_stamps(progress.files, state)
     return Built(progress.files, _facts(part, tokenizer, sources, progress))
 
 

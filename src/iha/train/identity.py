@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from iha.data.stamps import read_stamps, stamps
 from iha.errors import CheckpointError
 from iha.manifest import Manifest, verify_files, write_json
 
@@ -45,25 +46,16 @@ def claim(folder: Path, begun_with: dict[str, Any], code: str) -> dict[str, Any]
 
 
 def check_data(folder: Path, record: dict[str, Any], store: Manifest, state: Path) -> None:
-    """Refuse data that changed in place since the run began: files touched since then are hashed again.
+    """Refuse data that changed in place: files touched since they were written, or last looked at here, are hashed.
 
     Raises:
         DataError: a file is not what its manifest describes.
     """
-    stamps = {name: _stamp(state / entry.path) for name, entry in store.files.items()}
-    before = record.setdefault("stamps", stamps)
-    touched = {name: entry for name, entry in store.files.items() if before.get(name) != stamps[name]}
+    now, before = stamps(store.files, state), record.get("stamps") or read_stamps(store.files, state)
+    touched = {name: entry for name, entry in store.files.items() if before.get(name) != now[name]}
     verify_files(store.model_copy(update={"files": touched}), state, deep=True)
-    write_json(folder / RECORD, {**record, "stamps": stamps})
-
-
-def _stamp(path: Path) -> list[int]:
-    """Size and time of change; empty for what is not there."""
-    try:
-        found = path.stat()
-    except OSError:
-        return []
-    return [found.st_size, found.st_mtime_ns]
+    record["stamps"] = now
+    write_json(folder / RECORD, record)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
