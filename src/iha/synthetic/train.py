@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from iha.configsynthetic import Split
-from iha.manifest import write_json
+from iha.manifest import atomic_path, write_json
 from iha.synthetic.batches import Shelf, batch_ids
 from iha.synthetic.folders import PROGRESS
 from iha.synthetic.model import build
@@ -150,9 +150,8 @@ class Trainer:
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self.best[name])
         facts = {**self.facts(), "test": evaluate(self.model, self._shelf("test"))}
-        final = self.folder / FINAL
-        final.mkdir(exist_ok=True)
-        save_tensors(self.best, final / "model.safetensors")
+        with atomic_path(self.folder / FINAL / "model.safetensors") as temporary:
+            save_tensors(self.best, temporary)
         write_json(self.folder / PROGRESS, facts)
         return facts
 
