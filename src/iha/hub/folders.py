@@ -21,4 +21,7 @@ def tokenizer_of(model: Path) -> Path:
     for place in places:
         if (place / TOKENIZER_FILE).is_file():
             return place
-    raise DataError(f"{model}: no tokenizer in it and no folder `tokenizer` above it; name one (tokenizer=FOLDER).")
+    raise DataError(
+        f"{model}: no tokenizer in it and no folder `tokenizer` above it; name one: --tokenizer FOLDER, in "
+        "lm_eval's --model_args tokenizer=FOLDER."
+    )
