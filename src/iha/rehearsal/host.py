@@ -74,7 +74,7 @@ def small_disk(trial: Trial) -> Iterator[Disk]:
         yield Disk(replace(trial, lab=lab), root, shell)
     finally:
         shell.kill()
-        shell.wait()
+        shell.communicate()  # also closes the pipes
 
 
 def _ask(shell: subprocess.Popen[str], command: str) -> None:
