@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,23 @@ def test_a_verdict_needs_every_seed_run_to_early_stopping(iha, simplicial, stopp
     found = relation_claims.verdicts(shown)[0]
     assert (found.task, found.claimed, found.verdict) == ("binary", 4.7, verdict)
     assert why in found.why.lower()
+
+
+def test_a_verdict_corrects_for_the_learning_rates_that_were_tried():
+    def pair(lr, gains):
+        ended = [run(m, s, stopped="patience", test=0.8 + g * (m == "iha")) for s, g in enumerate(gains) for m in
+                 ("iha", "simplicial")]  # fmt: skip
+        return [replace(o, lr=lr) for o in ended]
+
+    clear, nothing = pair(1e-3, (0.07, 0.05, 0.03)), pair(1e-4, (0.01, -0.01, 0.0))
+    both = CONFIG.model_copy(update={"lrs": (1e-3, 1e-4)})
+    assert relation_claims.verdicts(seen(*clear))[0].verdict == "supported"
+    assert relation_claims.verdicts(seen(*clear, *nothing, config=both))[0].verdict == "inconclusive"
+
+
+def test_a_grid_without_the_compared_models_says_so():
+    found = relation_claims.verdicts(seen(config=CONFIG.model_copy(update={"models": MODELS[:2]})))[0]
+    assert found.verdict == "inconclusive" and found.why.startswith("The grid has no IHA with eight pseudo-heads or no")
 
 
 def test_tables_show_the_majority_how_far_each_run_went_and_what_is_missing():
