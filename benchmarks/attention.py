@@ -252,7 +252,17 @@ def main() -> None:
         print(
             f"{'met   ' if met else 'MISSED'} {name} = {results[name]} (target {TARGETS[name][0]} {TARGETS[name][1]})"
         )
-    print(json.dumps({"torch": torch.__version__, "repeats": repeats, "ratios": results, "met": verdict}))
+    print(
+        json.dumps(
+            {
+                "benchmark": "attention",
+                "torch": torch.__version__,
+                "repeats": repeats,
+                "ratios": results,
+                "met": verdict,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":
