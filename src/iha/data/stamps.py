@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from iha.manifest import FileEntry, write_json
@@ -16,9 +16,10 @@ def stamps(files: Mapping[str, FileEntry], state: Path) -> Stamps:
     return {name: _stamp(state / entry.path) for name, entry in files.items()}
 
 
-def write_stamps(files: Mapping[str, FileEntry], state: Path) -> None:
-    """Note the stamps of files that were written and hashed just now."""
-    write_json(_place(files, state), stamps(files, state))
+def write_stamps(files: Mapping[str, FileEntry], state: Path, earlier: Collection[str] = ()) -> None:
+    """Note the stamps of files that were written and hashed just now, so not of those from an `earlier` start."""
+    noted = {name: found for name, found in stamps(files, state).items() if name not in earlier}
+    write_json(_place(files, state), noted)
 
 
 def read_stamps(files: Mapping[str, FileEntry], state: Path) -> Stamps:

@@ -48,7 +48,8 @@ def build(part: TokeniseSlice, tokenizer: Tokenizer, state: Path, workers: int, 
     folder.mkdir(parents=True, exist_ok=True)
     sources = corpus.describe(part.data)
     progress = Progress.load(folder, _key(part, tokenizer, sources, code), state)
-    clear(folder, {*progress.files, JOURNAL})
+    earlier = set(progress.files)
+    clear(folder, {*earlier, JOURNAL})
     if progress.shards:
         log.info("%s: going on after %d shards, %d documents", folder, len(progress.shards), progress.mark.documents)
     stream = Stream(part, progress.mark)
@@ -65,7 +66,7 @@ def build(part: TokeniseSlice, tokenizer: Tokenizer, state: Path, workers: int, 
     clear(folder, set(progress.files))
     if not progress.shards:
         raise DataError(_nothing_left(part, progress))
-    write_stamps(progress.files, state)
+    write_stamps(progress.files, state, earlier)
     return Built(progress.files, _facts(part, tokenizer, sources, progress))
 
 
