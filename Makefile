@@ -47,7 +47,7 @@ demo: install  ## run the whole workflow small, on CPU, to finished tables
 
 test: install  ## run all tests
 	@echo "Running the tests (about ten minutes on two cores)"
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup
 	@echo "Tests passed. Next: make demo, or docs/ for how things work."
 
 lint: install  ## check style, types, the workflow's format and rules
@@ -63,7 +63,7 @@ docs: install  ## build the documentation into site/, for reading without a netw
 	@echo "Open site/index.html"
 
 coverage: install  ## run the tests and say which lines they reach (slower than make test)
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup --cov --cov-report=term:skip-covered
 
 ui: install  ## start the MLflow page on http://127.0.0.1:5000
 	@$(BIN)/python -m iha.tracking.sync state

@@ -85,14 +85,14 @@ def test_dst_02_two_ranks_on_two_nodes_all_get_the_signal(cluster, running):
 def test_sub_02_saved_run_goes_back_to_the_queue_and_slx_01_so_does_one_requeued_off_a_drained_node(cluster, running):
     """One submission and one writer, whoever sends the job back."""
     toy, head = running["told"]
-    wait_for(lambda: len(toy.lives()) == 2, 60, "the second life")
+    wait_for(lambda: len(toy.lives()) == 2, 150, "the second life")
     job = toy.lives()[0][0]
     wait_for(lambda: toy.executed()[-1] > int(toy.lives()[1][2]), 30, "a step of the second life")
     node = where(cluster, job)
     cluster("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
     try:
         cluster("scontrol", "requeue", job)
-        wait_for(lambda: len(toy.lives()) == 3, 60, "the third life")
+        wait_for(lambda: len(toy.lives()) == 3, 150, "the third life")
         assert where(cluster, job) != node
     finally:
         cluster("scontrol", "update", f"nodename={node}", "state=resume", check=False)
@@ -102,7 +102,7 @@ def test_sub_02_saved_run_goes_back_to_the_queue_and_slx_01_so_does_one_requeued
 
 def test_sub_02_without_scontrol_on_the_nodes_the_workflow_submits_again(running):
     toy, head = running["bare"]
-    wait_for(lambda: len(toy.lives()) == 2, 60, "the second life")
+    wait_for(lambda: len(toy.lives()) == 2, 150, "the second life")
     toy.finish(head)
     (first, count), (second, again) = (life[:2] for life in toy.lives())
     assert int(second) > int(first) and count == again == "0"
@@ -121,11 +121,11 @@ def test_dst_02_preemption_and_a_failed_node_are_no_failures(cluster, tmp_path):
     toy = trainer(cluster, tmp_path)
     head, job = toy.train()
     cluster("sbatch", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
-    wait_for(lambda: len(toy.lives()) == 2, 90, "the second life")
+    wait_for(lambda: len(toy.lives()) == 2, 150, "the second life")
     node = where(cluster, job)
     cluster("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
     try:
-        wait_for(lambda: len(toy.lives()) == 3, 60, "the third life")
+        wait_for(lambda: len(toy.lives()) == 3, 150, "the third life")
         toy.write("run/finish", "")
         assert head.wait(timeout=60) == 0, toy.read("head.log")
     finally:
