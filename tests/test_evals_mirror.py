@@ -18,7 +18,7 @@ from iha.config import BookSource, HubSource
 from iha.errors import ConfigError, DataError
 from iha.evals import sandbox
 from iha.evals.mirror import ESSAYS, SETS, haystack_kind, write_code_metric, write_haystack, write_set
-from iha.evals.tasks import BENCHMARKS
+from iha.evals.tasks import BENCHMARKS, load_tasks
 from iha.manifest import sha256_file
 from iha.slices import ItemsSlice
 from iha.stages import items as stage
@@ -77,7 +77,7 @@ def test_contract_names_are_those_of_the_stock_yaml(name):
 def test_stock_tasks_hold_what_was_written(name):
     hub = SETS[name]
     written = [json.loads(line) for line in (mirror() / hub.path / hub.folder / "test.jsonl").read_text().splitlines()]
-    docs = list(tasks(*SETS)[name].test_docs())
+    docs = list(load_tasks([name], mirror())[name].test_docs())  # fresh: requests with a limit shorten a task's items
     kept = [c for c in hub.columns if c in docs[0]]
     assert len(docs) == len(written) and len(kept) >= 2
     assert [{c: doc[c] for c in kept} for doc in docs] == [{c: row[c] for c in kept} for row in written]
