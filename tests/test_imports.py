@@ -30,7 +30,7 @@ LAYERS = (
     {"configbase", "variants", "provenance"},
     {"manifest", "yamlio", "tensors"},
     {"locks", "launch"},
-    {"errors", "faults", "process", "text"},
+    {"commands", "errors", "faults", "process", "text"},
 )
 #: What plans the workflow starts in half a second, which it could not with torch.
 PLANNING = ("dag", "slices", "flops", "config", "configcheck", "variants", "manifest", "provenance", "context", "locks")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from iha import __version__
+from iha.commands import Commands, subcommand
 from iha.config import Config
 from iha.configcheck import config_schema, load_config
 from iha.dag import ledger_slice
@@ -61,20 +61,8 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-Commands = Any  # argparse's own type for a group of sub-commands is private
-
-
 def _command(commands: Commands, name: str, text: str, example: str) -> argparse.ArgumentParser:
-    p: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=text,
-        description=text,
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration (default: the paper's values)")
-    p.add_argument("--json", action="store_true", help="print JSON")
-    return p
+    return subcommand(commands, name, text, example, config="YAML configuration (default: the paper's values)")
 
 
 def _add_config(commands: Commands) -> None:

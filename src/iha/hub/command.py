@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+
+from iha.commands import Commands, subcommand
 
 TEXT = "Export a trained model as a folder that transformers loads, its code included."
 EXAMPLE = "iha export state/smoke/runs/iha/seed1/sft/final exported/iha"
 
 
-def add_export(commands: Any) -> None:
+def add_export(commands: Commands) -> None:
     """Add the sub-command."""
-    p: argparse.ArgumentParser = commands.add_parser(
-        "export",
-        help=TEXT,
-        description=TEXT,
-        epilog=f"example:\n  {EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = subcommand(commands, "export", TEXT, EXAMPLE, json=False)
     p.add_argument("model", type=Path, metavar="MODEL", help="folder `final` of a training stage")
     p.add_argument("output", type=Path, metavar="OUT", help="folder to make")
     p.add_argument("--tokenizer", type=Path, metavar="DIR", help="tokenizer folder (default: found above MODEL)")

@@ -4,48 +4,38 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
-from typing import Any
 
+from iha.commands import Commands, subcommand
+
+CONFIG = "the experiment's config (default: configs/smoke.yaml)"
 TRACE = "From a cell of a table to its run, manifests, data, configuration and commit."
 TRACE_EXAMPLES = """\
-examples:
-  iha trace table1:iha:gsm8k_maj16            the experiment that snakemake runs (configs/smoke.yaml)
-  iha trace table2:diff:avg_rank --config configs/paper.yaml
-  iha trace ruler:iha:overall --json          every link with its whole configuration
+iha trace table1:iha:gsm8k_maj16            the experiment that snakemake runs (configs/smoke.yaml)
+iha trace table2:diff:avg_rank --config configs/paper.yaml
+iha trace ruler:iha:overall --json          every link with its whole configuration
 """
 DIFF = "Two runs side by side: configuration, code, data, metrics."
 DIFF_EXAMPLES = """\
-examples:
-  iha diff iha/seed1/pretrain global/seed1/pretrain
-  iha diff iha/seed1/reasoning.sft diff/seed1/reasoning.sft --all
-  iha diff results/old/runs/iha/seed1/sft.json results/new/runs/iha/seed1/sft.json --json
+iha diff iha/seed1/pretrain global/seed1/pretrain
+iha diff iha/seed1/reasoning.sft diff/seed1/reasoning.sft --all
+iha diff results/old/runs/iha/seed1/sft.json results/new/runs/iha/seed1/sft.json --json
 """
 
 
-def add_trace(commands: Any) -> None:
+def add_trace(commands: Commands) -> None:
     """Add the sub-command `trace`."""
-    p = _parser(commands, "trace", TRACE, TRACE_EXAMPLES)
+    p = subcommand(commands, "trace", TRACE, TRACE_EXAMPLES, config=CONFIG)
     p.add_argument("cell", metavar="CELL", help="TABLE:VARIANT:METRIC; tables: table1, table2, ruler")
     p.set_defaults(run=_trace)
 
 
-def add_diff(commands: Any) -> None:
+def add_diff(commands: Commands) -> None:
     """Add the sub-command `diff`."""
-    p = _parser(commands, "diff", DIFF, DIFF_EXAMPLES)
+    p = subcommand(commands, "diff", DIFF, DIFF_EXAMPLES, config=CONFIG)
     for name in ("first", "second"):
         p.add_argument(name, metavar="RUN", help="VARIANT/seedN/STAGE, VARIANT/seedN/SUITE.MODEL, or a manifest's path")
     p.add_argument("--all", action="store_true", help="also what is equal")
     p.set_defaults(run=_diff)
-
-
-def _parser(commands: Any, name: str, text: str, examples: str) -> argparse.ArgumentParser:
-    p: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--config", type=Path, metavar="FILE", help="the experiment's config (default: configs/smoke.yaml)")
-    p.add_argument("--json", action="store_true", help="print JSON")
-    return p
 
 
 def _trace(args: argparse.Namespace) -> None:

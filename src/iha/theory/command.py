@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+
+from iha.commands import Commands, subcommand
 
 TEXT = (
     "Try the paper's theorems in float64 on the attention layers trained here: error, verdict, counterexample, reason."
 )
 EXAMPLES = """\
-examples:
-  iha theory                                  every statement, then the reasons
-  iha theory --only filters                   those whose name begins so
-  iha theory --json                           statements[]: statement, verdict, error, counterexample, ...
+iha theory                                  every statement, then the reasons
+iha theory --only filters                   those whose name begins so
+iha theory --json                           statements[]: statement, verdict, error, counterexample, ...
 """
 
 
-def add_theory(commands: Any) -> None:
+def add_theory(commands: Commands) -> None:
     """Add the sub-command `theory`."""
-    p = commands.add_parser(
-        "theory", help=TEXT, description=TEXT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = subcommand(commands, "theory", TEXT, EXAMPLES)
     p.add_argument("--only", default="", metavar="NAME", help="beginning of the names of the statements to show")
-    p.add_argument("--json", action="store_true", help="print JSON")
     p.set_defaults(run=_theory)
 
 
