@@ -318,7 +318,7 @@ def test_accounting_is_read(state):
 
 
 def test_without_accounting_and_controller_a_job_is_gone(monkeypatch):
-    monkeypatch.setattr(slurm, "_run", lambda *_: None)
+    monkeypatch.setattr(slurm, "output", lambda *_: None)
     assert slurm.post_mortem("7") == slurm.Death("GONE")
 
 
@@ -385,7 +385,7 @@ def test_looking_slows_down_with_the_number_of_jobs(watcher):
 
 def test_cancel_is_one_call_for_all_jobs(watcher, monkeypatch):
     calls = []
-    monkeypatch.setattr(slurm, "_run", lambda command, seconds=60: calls.append(command) or "")
+    monkeypatch.setattr(slurm, "output", lambda command, seconds=60: calls.append(command) or "")
     watcher._live = {
         i: backend.Live(watcher.info, None, None, types.SimpleNamespace(job_id=str(i))) for i in range(300)
     }

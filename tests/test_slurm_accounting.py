@@ -28,7 +28,7 @@ def test_accounting_knows_the_end_of_jobs_that_the_controller_has_forgotten(monk
         wait_for(lambda: recorded.jobs().get(cancelled) == "RUNNING", what="the job to run")
         recorded("scancel", cancelled)
         for job in (failed, cancelled, done):
-            wait_for(lambda job=job: not slurm._run(["scontrol", "show", "job", job]), 60, "the controller to forget")
+            wait_for(lambda job=job: not slurm.output(["scontrol", "show", "job", job]), 60, "the controller to forget")
         wait_for(lambda: slurm.post_mortem(cancelled).state == "CANCELLED", 30, "the record")
         assert slurm.post_mortem(failed).state == "FAILED"
         assert slurm.post_mortem(done).state == "COMPLETED"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from snakemake_executor_plugin_submitit.keys import Key
+from snakemake_executor_plugin_submitit.task import output
 
 #: States of a job that will still do something.
 ALIVE = frozenset(
@@ -49,18 +49,9 @@ def outside_of_job() -> Iterator[None]:
         os.environ.update(saved)
 
 
-def _run(command: Sequence[str], seconds: float = 60) -> str | None:
-    """Output of a command; None if it failed, hung or does not exist."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return None if done.returncode else done.stdout
-
-
 def queue() -> dict[str, Row] | None:
     """Every job of this user, also those that ended in the last minutes, by id; None if Slurm did not answer."""
-    out = _run(["squeue", "-h", "-t", "all", "-u", str(os.getuid()), "-o", "%i|%T|%r|%j|%k"])
+    out = output(["squeue", "-h", "-t", "all", "-u", str(os.getuid()), "-o", "%i|%T|%r|%j|%k"])
     return None if out is None else parse_queue(out)
 
 
@@ -79,7 +70,7 @@ def parse_queue(text: str) -> dict[str, Row]:
 def cancel(ids: Sequence[str]) -> bool:
     """Cancel jobs with as few calls as possible; whether Slurm took all of them."""
     chunks = [ids[i : i + CHUNK] for i in range(0, len(ids), CHUNK)]
-    taken = [_run(["scancel", *chunk]) is not None for chunk in chunks]
+    taken = [output(["scancel", *chunk]) is not None for chunk in chunks]
     return all(taken)
 
 
@@ -94,10 +85,10 @@ class Death:
 
 def post_mortem(job: str) -> Death:
     """Ask scontrol, and accounting for jobs it has forgotten; state GONE if neither knows."""
-    out = _run(["scontrol", "show", "job", "-o", job], 30)
+    out = output(["scontrol", "show", "job", "-o", job], 30)
     if out and (state := _field(out, "JobState")):
         return Death(state, _field(out, "Reason"), _field(out, "BatchHost") or _field(out, "NodeList"))
-    return parse_accounting(_run(["sacct", "-n", "-P", "-j", job, "-o", "JobID,State,Reason,NodeList"], 30) or "")
+    return parse_accounting(output(["sacct", "-n", "-P", "-j", job, "-o", "JobID,State,Reason,NodeList"], 30) or "")
 
 
 def parse_accounting(text: str) -> Death:

@@ -13,15 +13,14 @@ import re
 import secrets
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from snakemake_executor_plugin_submitit.task import CODE, output
+
 #: Larger files are data; more files are no checkout of code.
 MOST_BYTES, MOST_FILES = 1 << 20, 20_000
-#: Files that are code although git does not know them yet.
-CODE = ("*.py", "*.smk", "*Snakefile*", "*.sh", "*.R", "*.yaml", "*.yml")
 #: What the copy knows of its commit, for programs that record it.
 STATE = ".git-state"
 
@@ -69,11 +68,7 @@ def _copy(files: dict[str, Path], root: Path, final: Path) -> None:
 
 
 def _git(root: Path, *args: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", root, *args], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return None if done.returncode else done.stdout
+    return output(["git", "-C", str(root), *args])
 
 
 def command_in(copy: Path, root: Path, command: str, named: Iterable[Path]) -> str:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ RESUMABLE = 75
 _RESUMABLE_TEXT = re.compile(rb"returned non-zero exit status 75\b")
 #: Lives shorter than this that end with 75 unasked are no progress; so many in a row are a bug.
 QUICK_SECONDS, QUICK_LIVES = 30.0, 3
-_CODE = ("*.py", "*.smk", "*Snakefile*", "*.sh", "*.R", "*.yaml", "*.yml")
+CODE = ("*.py", "*.smk", "*Snakefile*", "*.sh", "*.R", "*.yaml", "*.yml")
 
 
 class Task:
@@ -123,7 +124,7 @@ class Task:
                 warned = True
                 say("the time limit is near: asking the job to save")
                 if self.cluster == "slurm":
-                    _run("scancel", "--signal=USR2", os.environ["SLURM_JOB_ID"])
+                    output(["scancel", "--signal=USR2", os.environ["SLURM_JOB_ID"]])
                 _signal_group(child.pid, signal.SIGUSR2)
             if self._stop and not told:
                 told = True
@@ -177,7 +178,7 @@ class Task:
                     return self._linger(90)
             if not wanted and not (preempted and self.max_requeues):
                 return None
-            if _run("scontrol", "requeue", os.environ["SLURM_JOB_ID"]) is not None:
+            if output(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]) is not None:
                 say("back to the queue")
                 return self._linger(300)
             time.sleep(5)
@@ -209,7 +210,7 @@ def fingerprint(root: str, known: dict[str, str] | None = None) -> dict[str, str
     """Digests of code and configuration files below `root`: those of `known`, or all that git does not ignore."""
     names = list(known) if known else []
     if known is None:
-        listed = _run("git", "-C", root, "ls-files", "-co", "--exclude-standard", "--", *_CODE)
+        listed = output(["git", "-C", root, "ls-files", "-co", "--exclude-standard", "--", *CODE])
         names = (listed or "").splitlines()[:5000]
     return {name: _digest(Path(root) / name) for name in names}
 
@@ -234,9 +235,10 @@ def _node() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def _run(*command: str) -> str | None:
+def output(command: Sequence[str], seconds: float = 60) -> str | None:
+    """Output of a command; None if it failed, hung or does not exist."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
     return None if done.returncode else done.stdout
@@ -244,7 +246,7 @@ def _run(*command: str) -> str | None:
 
 def _facts() -> dict[str, str]:
     """What Slurm says of this job; empty if it cannot be asked."""
-    out = _run("scontrol", "show", "job", "-o", os.environ["SLURM_JOB_ID"]) or ""
+    out = output(["scontrol", "show", "job", "-o", os.environ["SLURM_JOB_ID"]]) or ""
     return dict(re.findall(r"\b(JobState|Reason|PreemptTime|StartTime)=(\S+)", out))
 
 
