@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from syntheticlab import tiny
 
 from iha.configcheck import load_config
 from iha.configsynthetic import RelationBudget, RelationModel, SyntheticConfig
@@ -131,22 +132,7 @@ def test_labels_name_the_pseudo_heads():
     ]  # fmt: skip
 
 
-TINY = {
-    "experiment": "tiny",
-    "scale": "smoke",
-    "goal": "synthetic",
-    "synthetic": {
-        "tasks": [{"name": "binary", "hops": 2, "min_size": 2, "max_size": 3, "density": 0.4}],
-        "models": [{"name": "mha", "attention": "mha"}, {"name": "iha", "attention": "iha", "pseudo_heads": 2}],
-        "examples": {"train": 48, "validation": 20, "test": 20},
-        "hidden_dim": 8,
-        "n_heads": 2,
-        "lrs": [1e-3],
-        "seeds": [0, 1],
-        "recipe": {"batch": 16},
-        "budget": {"epochs": 2},
-    },
-}
+TINY = tiny(seeds=[0, 1])
 
 
 @pytest.fixture

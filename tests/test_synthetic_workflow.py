@@ -3,27 +3,13 @@
 import pytest
 import yaml
 from dag import ROOT, checkout, planned, snakemake
+from syntheticlab import tiny
 
 from iha.configcheck import load_config
 from iha.manifest import read_manifest
 from iha.synthetic import shapes
 
-TINY = {
-    "experiment": "tiny",
-    "scale": "smoke",
-    "goal": "synthetic",
-    "synthetic": {
-        "tasks": [{"name": "binary", "hops": 2, "min_size": 2, "max_size": 3, "density": 0.4}],
-        "models": [{"name": "mha", "attention": "mha"}, {"name": "iha", "attention": "iha", "pseudo_heads": 2}],
-        "examples": {"train": 48, "validation": 20, "test": 20},
-        "hidden_dim": 8,
-        "n_heads": 2,
-        "lrs": [1e-3],
-        "seeds": [0],
-        "recipe": {"batch": 16},
-        "budget": {"epochs": 2},
-    },
-}
+TINY = tiny(seeds=[0])
 
 
 @pytest.fixture(scope="module")
