@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from math import isqrt
-
 import numpy as np
 
+from iha.theory.operators import heads_for
 from iha.theory.statement import Counterexample, Statement, judge
 from iha.variants.base import AttentionSpec, Geometry, known_kinds, live_pairs
 
@@ -26,7 +25,7 @@ def mha_attention(n: int) -> int:
 
 def iha_attention(n: int) -> int:
     """s heads with W_Q, W_K (N + 1, N) and W_V (N + 1, s), and 4 s^3 mixing weights; s = ceil(sqrt N)."""
-    s = isqrt(n - 1) + 1
+    s = heads_for(n)
     return s * (2 * (n + 1) * n + (n + 1) * s) + 4 * s**3
 
 
