@@ -6,8 +6,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from iha.report.collect import Results
-from iha.report.figures import COLOURS, pyplot, save, smooth
-from iha.report.format import SCALE_LABELS, display
+from iha.report.figures import legend_below, pyplot, runs, save, smooth
+from iha.report.format import SCALE_LABELS
 from iha.tracking.journal import read_metrics
 
 AXES = ("training FLOPs", "tokens", "seconds in training steps")
@@ -37,20 +37,13 @@ def loss_against_cost(results: Results, folder: Path) -> tuple[Path, Path]:
     """Figure `cost`: one panel for each of AXES, one line for every variant and seed."""
     plt = pyplot()
     figure, panels = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained", sharey=True)
-    for i, v in enumerate(results.part.variants):
-        for seed in results.part.seeds:
-            label = display(v) if seed == results.part.seeds[0] else None
-            for panel, points in zip(panels, cost_curves(results, v, seed), strict=True):
-                smoothed = smooth(points)
-                panel.plot(
-                    [x for x, _ in smoothed], [y for _, y in smoothed], color=COLOURS[i % len(COLOURS)], label=label
-                )
+    for variant, seed, style in runs(results):
+        for panel, points in zip(panels, cost_curves(results, variant, seed), strict=True):
+            smoothed = smooth(points)
+            panel.plot([x for x, _ in smoothed], [y for _, y in smoothed], **style)
     for panel, name in zip(panels, AXES, strict=True):
         panel.set_xlabel(name)
     panels[0].set_ylabel("pretraining loss, nats per token")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False)
+    legend_below(figure, panels[0])
     figure.suptitle(f"{SCALE_LABELS[results.part.scale]}Pretraining loss against cost")
-    paths = save(figure, folder, "cost")
-    plt.close(figure)
-    return paths
+    return save(figure, folder, "cost")

@@ -62,6 +62,4 @@ def heat_map(results: Results, maps: dict[str, Depths], folder: Path) -> tuple[P
     panels[0][0].set_ylabel("depth of the needle")
     figure.colorbar(shown, ax=panels[0], label="percent", shrink=0.8)
     figure.suptitle(f"{SCALE_LABELS[results.part.scale]}RULER by depth of the needle")
-    paths = save(figure, folder, "depth")
-    plt.close(figure)
-    return paths
+    return save(figure, folder, "depth")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write `name`.png and `name`.pdf atomically; equal figures give equal bytes (no dates inside)."""
+    """Write `name`.png and `name`.pdf atomically and close; equal figures give equal bytes (no dates inside)."""
     paths = (folder / f"{name}.png", folder / f"{name}.pdf")
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once, not again for each format
@@ -42,7 +42,23 @@ def save(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
         metadata = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
         with atomic_path(path) as temporary:
             figure.savefig(temporary, format=path.suffix[1:], dpi=150, metadata=metadata)
+    pyplot().close(figure)
     return paths
+
+
+def legend_below(figure: Any, axis: Any) -> None:
+    """One legend for the whole figure, of what `axis` shows; none if that shows nothing."""
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+
+
+def runs(results: Results) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Variant, seed and line style of every run: a colour per variant, which is labelled once."""
+    for i, variant in enumerate(results.part.variants):
+        for seed in results.part.seeds:
+            label = display(variant) if seed == results.part.seeds[0] else None
+            yield variant, seed, {"color": COLOURS[i % len(COLOURS)], "label": label}
 
 
 def figure2(results: Results, numbers: Ruler, folder: Path) -> tuple[Path, Path]:
@@ -52,13 +68,9 @@ def figure2(results: Results, numbers: Ruler, folder: Path) -> tuple[Path, Path]
     _bars(axes[0], results, numbers)
     _lines(axes[1], results, numbers, numbers.by_length, "all tasks")
     _lines(axes[2], results, numbers, numbers.multikey, "multi-key retrieval")
-    handles, labels = axes[1].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    legend_below(figure, axes[1])
     figure.suptitle(f"{SCALE_LABELS[results.part.scale]}RULER after context extension")
-    paths = save(figure, folder, "figure2")
-    plt.close(figure)
-    return paths
+    return save(figure, folder, "figure2")
 
 
 def _bars(axis: Any, results: Results, numbers: Ruler) -> None:
@@ -123,22 +135,15 @@ def training_curves(results: Results, folder: Path) -> tuple[Path, Path]:
     plt = pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
     for axis, stage in zip(axes, SPLITS, strict=True):
-        for i, v in enumerate(results.part.variants):
-            for seed in results.part.seeds:
-                points = smooth(curve(results, v, seed, stage))
-                label = display(v) if seed == results.part.seeds[0] else None
-                axis.plot(
-                    *zip(*points, strict=True) if points else ((), ()), color=COLOURS[i % len(COLOURS)], label=label
-                )
+        for variant, seed, style in runs(results):
+            points = smooth(curve(results, variant, seed, stage))
+            axis.plot(*zip(*points, strict=True) if points else ((), ()), **style)
         axis.set_title(stage)
         axis.set_xlabel("step")
     axes[0].set_ylabel("loss, nats per token")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False)
+    legend_below(figure, axes[0])
     figure.suptitle(f"{SCALE_LABELS[results.part.scale]}Training loss")
-    paths = save(figure, folder, "training")
-    plt.close(figure)
-    return paths
+    return save(figure, folder, "training")
 
 
 def curve(results: Results, variant: str, seed: int, stage: str) -> list[tuple[int, float]]:

@@ -57,6 +57,4 @@ def _figure(results: Results, by_variant: dict[str, list[dict[str, Any]]], folde
     axis.set_ylabel("loss, nats per token")
     axis.set_title(f"{SCALE_LABELS[results.part.scale]}Loss by position")
     figure.legend(loc="outside lower center", ncols=len(by_variant), frameon=False)
-    paths = save(figure, folder, "positions")
-    plt.close(figure)
-    return paths
+    return save(figure, folder, "positions")

@@ -26,9 +26,7 @@ def figure3(grid: Grid, scale: str, folder: Path) -> tuple[Path, Path]:
             axis.set_title(f"{task.name}, learning rate {lr:g}")
         row[0].set_ylabel("accuracy, percent of cells")
     figure.suptitle(f"{SCALE_LABELS[scale]}Relation composition: best weights of every model")
-    paths = save(figure, folder, "figure3")
-    plt.close(figure)
-    return paths
+    return save(figure, folder, "figure3")
 
 
 def _lrs(grid: Grid) -> list[float]:
@@ -71,9 +69,7 @@ def curves(grid: Grid, task: str, scale: str, folder: Path, name: str) -> tuple[
         row[2].set_title("best weights, per size")
         row[1].legend(*row[0].get_legend_handles_labels(), frameon=False, fontsize=7, loc="best")
     figure.suptitle(f"{SCALE_LABELS[scale]}Relation composition, {task}; dashed: majority")
-    paths = save(figure, folder, name)
-    plt.close(figure)
-    return paths
+    return save(figure, folder, name)
 
 
 def _curves(axis: Any, grid: Grid, task: str, lr: float, along: Axis) -> None:

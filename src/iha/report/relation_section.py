@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from iha.configsynthetic import SyntheticConfig
-from iha.manifest import Manifest, atomic_path
+from iha.manifest import Manifest
 from iha.report import relation_claims, relations
 from iha.report import relation_figures as figures
 from iha.report.format import SCALE_LABELS
 from iha.report.page import image, tables
 from iha.report.records import Grid as Table
-from iha.report.render import csv_text, markdown
+from iha.report.render import csv_text, markdown, write_texts
 from iha.report.section import Findings, Section
 from iha.synthetic.results import Grid, outcome
 
@@ -43,10 +43,7 @@ def write_relations(grid: Grid, scale: str, folder: Path) -> list[Path]:
         "relations_runs.csv": csv_text(relations.HEADER, relations.run_lines(grid)),
         "relations_curves.csv": csv_text(relations.CURVE, relations.curve_lines(grid)),
     }
-    for name, text in texts.items():
-        with atomic_path(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    paths = [folder / name for name in texts]
+    paths = write_texts(folder, texts)
     paths += figures.figure3(grid, scale, folder)
     for number, task in enumerate(grid.config.tasks, 4):
         paths += figures.curves(grid, task.name, scale, folder, f"figure{number}")

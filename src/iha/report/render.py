@@ -6,8 +6,10 @@ import csv
 import html
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
+from iha.manifest import atomic_path
 from iha.report.records import Grid, Text
 
 _LATEX = {
@@ -113,3 +115,11 @@ def csv_text(header: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:
     writer.writerow(header)
     writer.writerows(rows)
     return buffer.getvalue()
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write each text under its name in `folder`, atomically; returns the paths."""
+    for name, text in texts.items():
+        with atomic_path(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from iha.manifest import atomic_path, sha256_file
+from iha.manifest import sha256_file
 from iha.report.collect import Results
 from iha.report.records import Grid
-from iha.report.render import latex, markdown
+from iha.report.render import latex, markdown, write_texts
 from iha.report.ruler import Ruler
 from iha.report.tables import PaperTableReport
 
@@ -50,9 +50,7 @@ class Findings:
 
     def write(self, name: str, text: str) -> None:
         """Write a text file of the report, atomically."""
-        with atomic_path(self.folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-        self.written.append(self.folder / name)
+        self.written += write_texts(self.folder, {name: text})
 
     def write_grids(self, name: str, grids: Iterable[Grid]) -> None:
         """Write tables as `name`.md and `name`.tex."""

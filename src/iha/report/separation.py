@@ -7,11 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from iha.manifest import atomic_path
-from iha.report.figures import COLOURS, MARKERS, pyplot, save
+from iha.report.figures import COLOURS, MARKERS, legend_below, pyplot, save
 from iha.report.format import MISSING, SCALE_LABELS
 from iha.report.records import Grid, Text
-from iha.report.render import csv_text, markdown
+from iha.report.render import csv_text, markdown, write_texts
 
 HEADER = (
     "task", "layer", "size", "heads", "pseudo_heads", "heads_of_construction", "params", "seed", "unexplained", "floor",
@@ -45,10 +44,7 @@ def write_separation(facts: Record, scale: str, folder: Path) -> list[Path]:
         "separation.csv": csv_text(HEADER, lines(records)),
         "separation.md": markdown(table(task, records, facts["open"], scale) for task in tasks),
     }
-    for name, text in texts.items():
-        with atomic_path(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    paths = [folder / name for name in texts]
+    paths = write_texts(folder, texts)
     for task in tasks:
         paths += figure(task, [r for r in records if r["task"] == task], scale, folder)
     return paths
@@ -114,12 +110,9 @@ def figure(task: str, records: list[Record], scale: str, folder: Path) -> tuple[
     for row in axes:
         row[0].set_yscale("log")
         row[0].set_ylabel("unexplained variance")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    legend_below(drawn, axes[0][0])
     drawn.suptitle(f"{SCALE_LABELS[scale]}{TITLES[task]}")
-    paths = save(drawn, folder, f"separation_{task}")
-    plt.close(drawn)
-    return paths
+    return save(drawn, folder, f"separation_{task}")
 
 
 def _curve(axis: Any, found: list[Record], key: str, i: int) -> None:

@@ -15,10 +15,10 @@ from iha.config import Config
 from iha.configcheck import load_config
 from iha.configsynthetic import SyntheticConfig
 from iha.errors import ConfigError, UserError
-from iha.manifest import Manifest, atomic_path, read_manifest, write_json, write_manifest
+from iha.manifest import Manifest, read_manifest, write_json, write_manifest
 from iha.report.relation_claims import sentences
 from iha.report.relation_section import DATA, RUN, grid_of, relation_tables, write_relations
-from iha.report.render import markdown
+from iha.report.render import markdown, write_texts
 from iha.synthetic.folders import PROGRESS, data_manifest, run_folder, run_manifest, run_name
 from iha.synthetic.results import Grid
 from iha.synthetic.shapes import runs, train_slice
@@ -100,8 +100,7 @@ def collect(config: Config, where: str, folder: Path) -> Grid:
         tables=markdown(relation_tables(grid, config.scale)),
         figures="\n\n".join(f"![{FIGURES[n]}]({n}.png)\n\n{FIGURES[n]}" for n in drawn),
     )
-    with atomic_path(folder / "README.md") as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_texts(folder, {"README.md": text})
     return grid
 
 
