@@ -5,7 +5,8 @@ import os
 import pytest
 from reports import manifest, whole
 
-from iha.rehearsal.lab import prepare
+from iha import dag
+from iha.rehearsal.experiment import prepare
 from iha.rehearsal.run import attempt, rehearse
 from iha.rehearsal.scenarios import SCENARIOS, Scenario, kill
 from iha.rehearsal.trial import expect
@@ -27,6 +28,13 @@ def test_after_a_fault_the_same_command_ends_the_run(tmp_path, undisturbed, scen
     if outcome.held is None and not MUST_RUN:
         pytest.skip(outcome.seen)
     assert outcome.held, outcome.seen
+
+
+def test_every_stage_that_is_rehearsed_is_killed_while_it_writes_its_manifest(undisturbed):
+    _, jobs = undisturbed
+    assert {job.stage for job in jobs.values()} == set(dag.REHEARSED)
+    killed = {jobs[s.job].stage for s in SCENARIOS if s.name == f"kill-{s.job}-write.{s.job}-made.json"}
+    assert killed == set(dag.REHEARSED)
 
 
 def test_names_are_unique_and_the_kill_points_are_many():
@@ -67,8 +75,9 @@ def test_what_does_not_hold_is_seen(tmp_path, undisturbed, run):
 
 def test_a_rehearsal_leaves_nothing_behind(tmp_path):
     (tmp_path / "here" / "undisturbed").mkdir(parents=True)  # as after a kill
-    outcomes = rehearse(tmp_path / "here", SCENARIOS[16:17])
-    assert [(o.name, o.held) for o in outcomes] == [(SCENARIOS[16].name, True)]
+    (chosen,) = (s for s in SCENARIOS if s.name == "kill-tokenise_sft-write.shard_00001.ds")
+    outcomes = rehearse(tmp_path / "here", [chosen])
+    assert [(o.name, o.held) for o in outcomes] == [(chosen.name, True)]
     assert not list(tmp_path.iterdir())
 
 

@@ -88,7 +88,7 @@ class Lab(rehearsal.Lab):
 
     def give(self, name: str, manifest: Manifest) -> None:
         """Make `manifest` the input `name` of later starts."""
-        self.inputs[name] = self.root / f"{name}-made.json"
+        self.inputs[name] = self.manifest(name)
         write_manifest(self.inputs[name], manifest)
 
     def job(self, part: TrainSlice) -> rehearsal.Job:

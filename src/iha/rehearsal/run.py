@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from iha.rehearsal.lab import Job, Lab, prepare
+from iha.rehearsal.experiment import prepare
+from iha.rehearsal.lab import Job, Lab
 from iha.rehearsal.scenarios import SCENARIOS, Scenario
 from iha.rehearsal.trial import Skipped, Trial
 
@@ -40,10 +41,10 @@ def attempt(scenario: Scenario, undisturbed: Lab, jobs: dict[str, Job], root: Pa
 
 def rehearse(folder: Path, scenarios: Iterable[Scenario] = SCENARIOS) -> list[Outcome]:
     """Try all faults below `folder`, which is removed at the end, and before if a killed rehearsal left it."""
-    outcomes = []
+    outcomes, scenarios = [], [*scenarios]
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        lab, jobs = prepare(folder / "undisturbed")
+        lab, jobs = prepare(folder / "undisturbed", {scenario.job for scenario in scenarios})
         for number, scenario in enumerate(scenarios):
             outcome = attempt(scenario, lab, jobs, folder / f"trial{number}")
             words = {True: "held", False: "DID NOT HOLD", None: "not rehearsed"}[outcome.held]

@@ -196,6 +196,17 @@ KILLS = (
     ("tokenise_pretrain", "write.progress.json@2", None, "second shard written, not yet noted"),
     ("tokenise_pretrain", "write.tokenise_pretrain-made.json", None, "while the manifest of a store is written"),
     ("tokenise_sft", "write.shard_00001.ds", None, "while the second shard of conversations is written"),
+    ("flops", "write.flops-made.json", None, "while the manifest of the ledger is written"),
+    ("items", "write.train.jsonl@2", None, "while the haystack text is written"),
+    ("items", "write.items-made.json", None, "while the manifest of the items is written"),
+    ("contamination", "write.contamination-made.json", None, "while the manifest of a contamination search is written"),
+    ("ruler", "write.niah_single_1.jsonl", None, "while a list of RULER items is written"),
+    ("ruler", "write.ruler-made.json", None, "while the manifest of RULER items is written"),
+    ("evaluate_words", "write.evaluate_words-made.json", None, "while the manifest of an evaluation is written"),
+    ("evaluate_ruler", "write.evaluate_ruler-made.json", None, "while the manifest of a RULER evaluation is written"),
+    ("relation_data", "write.relation_data-made.json", None, "while the manifest of relations is written"),
+    ("relation_run", "write.relation_run-made.json", None, "while the manifest of a relation run is written"),
+    ("report", "write.report-made.json", None, "while the manifest of the report is written"),
 )
 
 
