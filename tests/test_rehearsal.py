@@ -1,11 +1,15 @@
 """Every fault of the rehearsal, tried for real (TRN-13, DST-02), and a rehearsal that notices when something does not hold."""
 
+import json
 import os
+import re
 
 import pytest
 from reports import manifest, whole
 
 from iha import dag
+from iha.cli import main
+from iha.rehearsal import scenarios
 from iha.rehearsal.experiment import prepare
 from iha.rehearsal.run import attempt, rehearse
 from iha.rehearsal.scenarios import SCENARIOS, Scenario, kill
@@ -79,6 +83,41 @@ def test_a_rehearsal_leaves_nothing_behind(tmp_path):
     outcomes = rehearse(tmp_path / "here", [chosen])
     assert [(o.name, o.held) for o in outcomes] == [(chosen.name, True)]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_command_prints_what_it_saw_and_removes_its_runs(tmp_path, capsys, as_json):
+    where = ["--state", str(tmp_path / "state"), *(["--json"] if as_json else [])]
+    with pytest.raises(SystemExit) as ended:
+        main(["rehearse", "--only", "kill-tokenizer", *where])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    if as_json:
+        (outcome,) = json.loads(out)["outcomes"]
+        assert (outcome["name"], outcome["held"]) == ("kill-tokenizer-write.tokenizer-made.json", True)
+    else:
+        assert re.search(r"^kill -9 while the manifest of the tokenizer is written +yes +started anew$", out, re.M)
+        assert "1 of 1 held." in out
+    assert not list((tmp_path / "state").iterdir())
+
+
+def test_what_did_not_hold_is_the_exit_status_and_stands_out(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(scenarios, "SCENARIOS", (Scenario("x", "a lie", "tokenizer", never),))
+    with pytest.raises(SystemExit) as ended:
+        main(["rehearse", "--state", str(tmp_path)])
+    assert ended.value.code == 1
+    assert re.search(r"^a lie +NO +Unmet: nowhere was never passed", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [(["--only", "flood"], "--only is 'flood'; allowed"), (["--state", "/proc/x"], "--state /proc/x")],
+)
+def test_a_rehearsal_that_cannot_start_is_one_line(capsys, args, words):
+    with pytest.raises(SystemExit) as ended:
+        main(["rehearse", *args])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"iha: {words}")
 
 
 def test_the_report_shows_every_fault_and_names_those_that_did_not_hold(tmp_path):
