@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from iha.rehearsal.run import Outcome
 
 TEXT = (
-    "Rehearse faults with small runs (kill -9, signals, full disk, spoilt checkpoints and others): a minute on one core, "
-    "exit status 1 if one does not hold."
+    "Rehearse faults with small runs (kill -9, signals, full disk, spoilt checkpoints and others). "
+    "A minute on one core; exit status 1 if one does not hold."
 )
 EXAMPLES = """\
 iha rehearse                                every fault, in a folder of its own below state/, which is removed
