@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
+from iha.configsynthetic import RelationModel, RelationTask, SyntheticConfig
+from iha.dag import dump
 from iha.manifest import FileEntry, Manifest, sha256_file, write_manifest
 from iha.report.collect import Results
 from iha.report.experiment import manifest_path
-from iha.report.export import cells_facts
-from iha.report.ruler import ruler
-from iha.report.tables import paper_tables
 from iha.slices import MODEL_STAGES, ReportSlice
+from iha.stages import report
+from iha.synthetic.folders import run_name
 from iha.tracking.journal import Journal
 
 VARIANTS = ("global", "global_local", "talking_heads", "diff", "iha")
@@ -47,12 +51,13 @@ class World:
     scale: str = "smoke"
     match: str = "flops"
     inputs: dict[str, Manifest] = field(default_factory=dict)
+    synthetic: SyntheticConfig | None = None
 
     @property
     def part(self) -> ReportSlice:
         return ReportSlice(
             experiment="smoke", scale=self.scale, variants=self.variants, seeds=self.seeds, reference="global",
-            match=self.match,
+            match=self.match, synthetic=self.synthetic,
         )  # fmt: skip
 
     @property
@@ -109,10 +114,34 @@ class World:
                     "tokens": [32] * 31 + [0], "sequences": 8, "unseen": True,
                 }  # fmt: skip
 
+    def relations(self) -> None:
+        """Add relation composition: two models on one task, one seed."""
+        config = SyntheticConfig(
+            tasks=(RelationTask(name="binary", hops=2, min_size=4, max_size=5, density=0.4),),
+            models=(
+                RelationModel(name="mha", attention="mha"),
+                RelationModel(name="iha", attention="iha", pseudo_heads=2),
+            ),
+            lrs=(1e-3,),
+            seeds=(0,),
+            hidden_dim=32,
+        )
+        self.synthetic = config
+        score = {"accuracy": 0.75, "by_size": {"4": 0.8, "5": 0.7}, "loss": 0.5}
+        splits = {"test": {"majority": {"accuracy": 0.6, "by_size": {"4": 0.6, "5": 0.6}}}}
+        self.inputs["synthetic_data:binary"] = manifest("synthetic_data", {"splits": splits})
+        for model in config.models:
+            history = [{"epoch": 1.0, "cpu_s": 2.0, "steps": 3, "train_loss": 0.6, "validation": score}]
+            facts = {
+                "task": "binary", "model": model.name, "lr": 1e-3, "seed": 0, "params": 1000, "flops_per_epoch": 1e9,
+                "stopped": "epochs", "history": history, "test": score,
+            }  # fmt: skip
+            self.inputs[f"synthetic_run:binary/{run_name(model.name, 1e-3, 0)}"] = manifest("synthetic_train", facts)
+
     def lay_out(self, results: Path) -> None:
-        """Write every manifest where a finished run has it, each with the hashes of its parents, and a report's."""
+        """Write every manifest where a finished run has it, each with the hashes of its parents, and run the report."""
         paths = {name: results / manifest_path(name) for name in self.inputs}
-        order = {"train": 2, "eval": 4}
+        order = {"train": 2, "synthetic_run": 2, "eval": 4}
         for name in sorted(self.inputs, key=lambda n: order.get(n.split(":")[0], 0) + (n.split(":")[-1] != "pretrain")):
             kind, *rest = name.split(":")
             parents = {}
@@ -122,14 +151,22 @@ class World:
             elif kind == "eval":
                 stage = MODEL_STAGES[rest[3]]
                 parents = {"model": f"train:{rest[0]}:{rest[1]}:{stage}", "tokenizer": "tokenizer", "items": "items"}
+            elif kind == "synthetic_run":
+                parents = {"data": "synthetic_data:binary"}
             hashes = {role: sha256_file(paths[n]) for role, n in parents.items() if n in paths}
             write_manifest(paths[name], self.inputs[name].model_copy(update={"parents": hashes}))
-        hashes = {name: sha256_file(path) for name, path in paths.items()}
-        facts = cells_facts(self.results, paper_tables(self.results), ruler(self.results))
-        made = Manifest(
-            stage="report", slice=self.part.model_dump(mode="json"), code="c0de", facts=facts, parents=hashes
-        )
-        write_manifest(results / "report" / "report.json", made)
+        self.run_stage(paths, results / "report" / "report.json")
+
+    def run_stage(self, paths: dict[str, Path], out: Path) -> Path:
+        """Start the stage as the workflow does on manifests that lie at `paths`; returns where its manifest is."""
+        argv = [
+            "report", "--slice", dump(self.part), "--code", "c0de", "--output", str(out), "--state", str(self.state),
+            "--experiment", "smoke", "--inputs", *(f"{name}={path}" for name, path in paths.items()),
+        ]  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", argv)
+            report.main()
+        return out
 
     def ledger(self, mismatch=None):
         """Add the FLOP ledger."""

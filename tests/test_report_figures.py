@@ -62,8 +62,9 @@ def test_the_longest_position_is_told_in_words(tmp_path):
     for seed, last in ((1, 2.0), (2, 3.0)):
         world.inputs[f"eval:iha:{seed}:ruler:long"].facts["positions"] = {**facts, "loss": [4.0, 3.0, None, last]}
     assert len(measured(world.results, "iha")) == 2
-    section = positions_section(found(world, tmp_path))
-    assert section.facts == {"iha": 2.5}
+    findings = found(world, tmp_path)
+    section = positions_section(findings)
+    assert findings.cells == {"positions": {"iha": {"end": 2.5}}}
     assert "IHA 2.50 nats per token" in section.body
     assert "had met this text" not in section.body
     world.inputs["eval:iha:1:ruler:long"].facts["positions"]["unseen"] = False

@@ -16,8 +16,7 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     world = whole(folder / "state", seeds=(1, 2))
     world.everything()
-    with pytest.MonkeyPatch.context() as patch:
-        out = run_stage(world, folder, patch)
+    out = run_stage(world, folder)
     alone = folder / "alone" / "report.html"
     alone.parent.mkdir()
     alone.write_bytes((out.parent / "report.html").read_bytes())

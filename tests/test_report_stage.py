@@ -10,35 +10,25 @@ from html.parser import HTMLParser
 import pytest
 from reports import whole
 
-from iha.dag import dump
 from iha.manifest import read_manifest, write_manifest
 from iha.report.figures import curve, smooth
 from iha.report.ledger import flops_grid
 from iha.report.records import Grid, Text
 from iha.report.render import html_table, latex, tex_escape
-from iha.stages import report
 
 FILES = {
     "table1.md", "table1.csv", "table1.tex", "table2.md", "table2.csv", "table2.tex", "ruler.md", "ruler.tex",
     "flops.md", "flops.tex", "figure2.png", "figure2.pdf", "training.png", "training.pdf", "report.html", "claims.md", "claims.tex", "claims.csv", "cost.png", "cost.pdf",
+    "training.md", "training.tex",
 }  # fmt: skip
 
 
-def run_stage(world, folder, monkeypatch):
-    """Start the stage as the workflow does; returns the folder with its outputs."""
-    inputs = []
+def run_stage(world, folder):
+    """Start the stage as the workflow does; returns the path of its manifest."""
+    paths = {name: folder / "inputs" / f"{name.replace(':', '-')}.json" for name in world.inputs}
     for name, found in world.inputs.items():
-        path = folder / "inputs" / f"{name.replace(':', '-')}.json"
-        write_manifest(path, found)
-        inputs.append(f"{name}={path}")
-    out = folder / "report" / "report.json"
-    monkeypatch.setattr(
-        sys, "argv",
-        ["report", "--slice", dump(world.part), "--code", "c0de", "--output", str(out), "--state", str(world.state),
-         "--experiment", "smoke", "--inputs", *inputs],
-    )  # fmt: skip
-    report.main()
-    return out
+        write_manifest(paths[name], found)
+    return world.run_stage(paths, folder / "report" / "report.json")
 
 
 class Checker(HTMLParser):
@@ -73,15 +63,16 @@ class Checker(HTMLParser):
 def test_the_stage_writes_everything_and_its_manifest(tmp_path, monkeypatch):
     monkeypatch.setattr("iha.report.story.git_state", lambda root: {"commit": "c0ffee", "dirty": False})  # may move on
     world = whole(tmp_path / "state")
-    out = run_stage(world, tmp_path, monkeypatch)
+    out = run_stage(world, tmp_path)
     assert {p.name for p in out.parent.iterdir()} == FILES | {"report.json"}
     made = read_manifest(out, "report")
     assert set(made.facts["files"]) == FILES
-    assert made.facts["table1"]["iha"]["gsm8k_p1"] == 100.0
-    assert made.facts["table2"]["global"]["humaneval_p1"] == 0.0
-    assert made.facts["ruler"]["iha"] == pytest.approx(55.0)
+    cells = made.facts["cells"]
+    assert cells["table1"]["iha"]["gsm8k_p1"] == 100.0
+    assert cells["table2"]["global"]["humaneval_p1"] == 0.0
+    assert cells["ruler"]["iha"]["overall"] == pytest.approx(55.0)
     first = {p.name: p.read_bytes() for p in out.parent.iterdir()}
-    run_stage(world, tmp_path, monkeypatch)
+    run_stage(world, tmp_path)
     assert {p.name: p.read_bytes() for p in out.parent.iterdir()} == first, "equal inputs give equal bytes"
 
     page = (out.parent / "report.html").read_text()
@@ -99,7 +90,7 @@ def test_the_stage_writes_everything_and_its_manifest(tmp_path, monkeypatch):
 def test_a_report_of_nothing_is_all_dashes(tmp_path, monkeypatch):
     world = whole(tmp_path / "state")
     world.inputs = {}
-    out = run_stage(world, tmp_path, monkeypatch)
+    out = run_stage(world, tmp_path)
     text = (out.parent / "table1.md").read_text()
     assert text.count("no suite of this experiment runs it") == 6, "three benchmarks in two blocks"
     assert re.search(r"\| IHA \| – <sup>1</sup><br>paper 34.3 \|", text)
@@ -147,7 +138,7 @@ def test_the_stage_stops_at_different_data(tmp_path, monkeypatch, capsys):
     world = whole(tmp_path / "state")
     world.train("iha", 1, "pretrain", digests={"2": "other"})
     with pytest.raises(SystemExit) as caught:
-        run_stage(world, tmp_path, monkeypatch)
+        run_stage(world, tmp_path)
     assert caught.value.code == 2
     assert "variants saw different training data: runs/iha/seed1/pretrain.json" in capsys.readouterr().err
     assert not (tmp_path / "report" / "report.html").exists()

@@ -4,31 +4,63 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from reports import manifest, whole
 
 from iha.cli import main
+from iha.configcheck import load_config
 from iha.manifest import read_manifest, sha256_file, write_manifest
+from iha.report import separation
 from iha.report.compare import changed_files
-from iha.report.experiment import manifest_path
+from iha.report.experiment import Experiment, manifest_path
+from iha.report.records import cells_of
+from iha.report.trace import trace, trace_text
 from iha.tracking.journal import Journal
 
 SMOKE = "experiment: smoke\nscale: smoke\n"
+PRESET = Path(__file__).parents[1] / "configs" / "smoke.yaml"
+TALLY = {"holds": 1, "holds with correction": 0, "fails as printed": 0}
+STATEMENT = {
+    "name": "superset", "statement": "Every MHA layer is an IHA layer.", "verdict": "holds", "error": 1e-15,
+    "printed_error": 1e-15, "measure": "largest difference", "source": "Theorem 2", "tried": "P = 1..4",
+    "reason": "Copies.", "correction": None, "counterexample": None,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole_report(tmp_path_factory):
+    """A folder with results/smoke, state/smoke and the config that names them."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        world = whole(Path("state/smoke"), seeds=(1, 2))
+        world.everything()
+        world.relations()
+        text = {"corpus_sha256": "12" * 32, "n_tokens": 7}
+        world.inputs["data:sft"] = manifest("tokenise", text, {"data": {"sources": []}})
+        search = {"hits": [{"item": "gsm8k/1"}], "checked": 16, "too_short": 2, "n_words": 13}
+        world.inputs["contamination:sft"] = manifest("contamination", search)
+        outcome = {"name": "kill", "title": "A killed training", "held": True, "seen": "it went on"}
+        world.inputs["faults"] = manifest("faults", {"outcomes": [outcome]})
+        world.inputs["theory"] = manifest("theory", {"statements": [STATEMENT], "tally": TALLY})
+        (world.state / "config.json").write_text(json.dumps(load_config(PRESET).model_dump(mode="json")))
+        world.lay_out(Path("results/smoke"))
+    (folder / "configs").mkdir()
+    (folder / "configs" / "smoke.yaml").write_text(SMOKE)
+    return folder
 
 
 @pytest.fixture
-def finished(tmp_path, monkeypatch):
-    """A folder with results/smoke, state/smoke and the config that names them."""
-    monkeypatch.chdir(tmp_path)
-    world = whole(tmp_path / "state" / "smoke", seeds=(1, 2))
-    world.inputs["data:sft"] = manifest(
-        "tokenise", {"corpus_sha256": "12" * 32, "n_tokens": 7}, {"data": {"sources": []}}
-    )
-    world.lay_out(tmp_path / "results" / "smoke")
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "smoke.yaml").write_text(SMOKE)
-    return tmp_path
+def finished(whole_report, tmp_path, monkeypatch):
+    """A copy to work in."""
+    folder = tmp_path / "copy"
+    shutil.copytree(whole_report, folder)
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def run(capsys, *args):
@@ -49,24 +81,24 @@ def fails(capsys, *args):
 def test_a_cell_leads_to_samples_checkpoint_and_data(finished, capsys):
     found = json.loads(run(capsys, "trace", "table1:iha:gsm8k_maj16", "--json"))
     assert found["value"] == 100.0
-    assert set(found["seeds"]) == {"1", "2"}
-    links = [(link["what"], link["path"], link["state"]) for link in found["seeds"]["2"]]
+    assert set(found["chains"]) == {"seed 1", "seed 2"}
+    links = [(link["what"], link["path"], link["state"]) for link in found["chains"]["seed 2"]]
     assert ("evaluation", "results/smoke/evals/iha/seed2/reasoning.sft.json", "ok") in links
     assert ("samples", "state/smoke/evals/iha/seed2/reasoning.sft.samples.jsonl.gz", "ok") in links
     assert ("training", "results/smoke/runs/iha/seed2/sft.json", "ok") in links
     assert ("training", "results/smoke/runs/iha/seed2/pretrain.json", "ok") in links
     assert ("text", "results/smoke/data/sft.json", "ok") in links
-    (row,) = found["seeds"]["2"][0]["facts"]["rows"]
+    (row,) = found["chains"]["seed 2"][0]["facts"]["rows"]
     assert (row["metric"], row["value"]) == ("maj16", 1.0)
     text = run(capsys, "trace", "table1:iha:gsm8k_maj16")
-    assert text.startswith("table1:iha:gsm8k_maj16 = 100 ")
+    assert text.startswith("table1:iha:gsm8k_maj16 = 100\n")
     assert "gsm8k maj16 = 1.0 over 4 items, synthetic" in text
     assert "CHANGED" not in text
 
 
 def test_an_average_rank_stands_on_every_benchmark_of_its_table(finished, capsys):
     found = json.loads(run(capsys, "trace", "table2:iha:avg_rank", "--json"))
-    rows = found["seeds"]["1"][0]["facts"]["rows"]
+    rows = found["chains"]["seed 1"][0]["facts"]["rows"]
     assert {row["benchmark"] for row in rows} == {"gsm8k", "math500", "mbpp", "humaneval"}
     assert "ruler vt at 1024" not in run(capsys, "trace", "table2:iha:avg_rank")
     assert "vt at 1024 official = 0.7" in run(capsys, "trace", "ruler:iha:overall")
@@ -109,10 +141,14 @@ def test_the_commit_comes_from_the_journal(finished, capsys):
 @pytest.mark.parametrize(
     ("cell", "said"),
     [
-        ("table1:iha", "allowed: TABLE:VARIANT:METRIC, such as table1:iha:gsm8k_maj16"),
+        ("a:b:c:d", "allowed: TABLE:ROW:COLUMN, such as table1:iha:gsm8k_maj16"),
+        ("table1", "variant: is missing; allowed: diff, global,"),
+        ("table1:iha", "column: is missing; allowed: avg_rank, gsm8k_gold_acc,"),
+        ("ruler:iha:multikey.511", "(did you mean multikey.512?); allowed: 1024, 512, multikey.1024,"),
+        ("claims:sft_rang:p_holm", "claim: 'sft_rang' (did you mean sft_rank?)"),
         ("table3:iha:gsm8k_p1", "table: 'table3' (did you mean table2?)"),
-        ("table1:ihaa:gsm8k_p1", "variant: 'ihaa' (did you mean iha?); allowed: global,"),
-        ("table1:iha:gsm8k_maj4", "metric: 'gsm8k_maj4' (did you mean gsm8k_maj16?)"),
+        ("table1:ihaa:gsm8k_p1", "variant: 'ihaa' (did you mean iha?); allowed: diff, global,"),
+        ("table1:iha:gsm8k_maj4", "column: 'gsm8k_maj4' (did you mean gsm8k_maj16?)"),
     ],
 )
 def test_a_cell_that_is_not_there_names_what_is(finished, capsys, cell, said):
@@ -167,3 +203,117 @@ def test_a_run_that_is_not_there_names_those_that_are(finished, capsys):
 
 def test_files_between_commits_need_two_known_ones():
     assert changed_files("abc", "abc") == changed_files(None, "abc") == changed_files("0" * 40, "1" * 40) == []
+
+
+class Named(HTMLParser):
+    """The cells of all tables of a page: what is shown first in each, and its name for `iha trace`."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells, self.inside = [], False
+
+    def handle_starttag(self, tag, attrs):
+        self.inside = tag in ("td", "strong") and (self.inside or tag == "td")
+        if tag == "td":
+            self.cells.append(["", (dict(attrs).get("title") or "").removeprefix("iha trace ")])
+
+    def handle_data(self, data):
+        if self.inside:
+            self.cells[-1][0] += data.strip()
+
+
+def test_every_number_of_the_pages_tables_has_a_name_and_leads_to_what_it_was_made_from(finished):
+    page = Named()
+    page.feed((finished / "results/smoke/report/report.html").read_text())
+    unnamed = {shown for shown, name in page.cells if not name and re.match(r"[-+<]?\s*\d", shown)}
+    assert unnamed == {"0.001"}, "only a learning rate, which was chosen, not measured"
+    names = {tuple(name.split(":")): shown for shown, name in page.cells if name}
+    assert {table for table, _, _ in names} == {
+        "table1", "table2", "ruler", "claims", "flops", "training", "plan", "theory", "faults", "relations_binary",
+        "relations_claims", "relations_compared",
+    }  # fmt: skip
+    experiment = Experiment.of(None)
+    one_of_each = {(table, column): (row, shown) for (table, row, column), shown in names.items()}
+    assert len(one_of_each) > 60
+    for (table, column), (row, shown) in one_of_each.items():
+        found = trace(experiment, f"{table}:{row}:{column}")
+        links = [link for chain in found.chains.values() for link in chain]
+        assert (found.value is None) == (shown == "–") or table == "plan", found.cell
+        assert links or found.value in (None, "inconclusive"), found.cell
+        assert {link.state for link in links} <= {"ok"}, found.cell
+        assert trace_text(found).startswith(f"{found.cell} = ")
+
+
+@pytest.mark.parametrize(
+    ("cell", "files", "value"),
+    [
+        ("ruler:iha:vt.1024", ["evals/iha/seed1/ruler.long.json", "runs/iha/seed1/extend.json"], 70.0),
+        ("ruler:iha:1024", ["evals/iha/seed2/ruler.long.json"], 55.0),
+        ("depth:iha:512.3", ["evals/iha/seed1/ruler.long.json"], 50.0),
+        ("positions:iha:end", ["evals/iha/seed1/ruler.long.json"], None),
+        ("training:diff:extend.loss", ["runs/diff/seed1/extend.json", "runs/diff/seed1/extend/metrics.jsonl"], 2.25),
+        ("table1:items:gsm8k_p1", [f"evals/{v}/seed1/reasoning.sft.json" for v in ("global", "iha")], 4),
+        ("claims:sft_gsm8k_p1:effect", [f"evals/{v}/seed1/reasoning.sft.json" for v in ("global", "iha")], 100.0),
+        ("claims:sft_gsm8k_p1:paper", ["paper.yaml"], "+4.8"),
+        ("flops:iha:steps", ["flops.json"], {"pretrain": 150, "extend": 10, "sft": 60}),
+        ("contamination:sft:met", ["contamination/sft.json"], 1),
+        ("items:mbpp:n", ["data/items.json"], 4),
+        ("theory:superset:verdict", ["theory.json"], "holds"),
+        ("faults:kill:held", ["faults.json"], True),
+        ("plan:pretrain:cpu_hours", ["config.json"], None),
+        ("relations_binary:majority:accuracy", ["synthetic/binary/data.json"], 60.0),
+        ("relations_binary:iha-lr0.001:m4", ["synthetic/binary/iha-lr0.001-seed0.json"], 80.0),
+        ("relations_compared:binary/iha/mha/lr0.001:epoch", ["synthetic/binary/mha-lr0.001-seed0.json"], 0.0),
+    ],
+)
+def test_a_cell_of_each_kind_leads_to_its_files(finished, cell, files, value):
+    found = trace(Experiment.of(None), cell)
+    paths = [link.path for chain in found.chains.values() for link in chain]
+    for file in files:
+        assert any(path.endswith(f"/{file}") for path in paths), (file, paths)
+    if value is not None:
+        assert found.value == (pytest.approx(value) if isinstance(value, float) else value)
+    assert json.dumps(found.data())
+
+
+def test_a_long_trace_tells_once_what_all_of_it_shares(finished, capsys):
+    text = run(capsys, "trace", "table1:items:gsm8k_p1")
+    assert text.count("data/tokenizer.json") == 1
+    assert text.index("all of them") < text.index("data/tokenizer.json")
+    assert text.count("reasoning.sft.json") == 10
+
+
+def test_configuration_and_digests_are_told(finished, capsys):
+    flops = finished / "results/smoke/flops.json"
+    write_manifest(
+        flops, read_manifest(flops).model_copy(update={"slice": {"match": "flops", "model": {"n_heads": 4}}})
+    )
+    note = finished / "state/smoke/origins" / f"{sha256_file(flops)}.json"
+    note.write_text(json.dumps({"stage": "flops", "commit": "abc123", "dirty": True}))
+    text = run(capsys, "trace", "flops:iha:mismatch")
+    assert re.search(r"  report .*\n +code c0de · commit \w+", text), "every stage notes its commit"
+    assert "config match=flops" in text
+    assert "commit abc123+" in text
+    (link,) = json.loads(run(capsys, "trace", "flops:iha:mismatch", "--json"))["chains"]["every seed"]
+    assert link["config"] == {"match": "flops", "model": {"n_heads": 4}}
+    assert "corpus_sha256 1212" in run(capsys, "trace", "table1:iha:gsm8k_p1")
+
+
+def test_an_experiment_of_one_part_alone_is_followed_too(finished, capsys):
+    (finished / "results/smoke/report/report.json").unlink()
+    point = {
+        "task": "filters", "layer": "iha", "size": 4, "heads": 2, "pseudo_heads": 2, "needed": 2, "params": 9,
+        "unexplained": [0.25, 0.5, 0.125], "floor": [None] * 3,
+    }  # fmt: skip
+    cells = cells_of(separation.tables({"points": [point], "open": []}, "smoke"))
+    write_manifest(finished / "results/smoke/separation/separation.json", manifest("separation", {"cells": cells}))
+    text = run(capsys, "trace", "separation:filters.iha.4.2:unexplained")
+    assert text.startswith("separation:filters.iha.4.2:unexplained = 0.25\n")
+    assert "results/smoke/separation/separation.json" in text
+    assert "allowed: separation." in fails(capsys, "trace", "table1:iha:gsm8k_p1")
+
+
+def test_a_report_of_an_earlier_version_is_said_to_be_one(finished, capsys):
+    path = finished / "results/smoke/report/report.json"
+    write_manifest(path, read_manifest(path).model_copy(update={"facts": {"table1": {}}}))
+    assert "of an earlier version" in fails(capsys, "trace", "table1:iha:gsm8k_p1")

@@ -55,6 +55,13 @@ def test_a_stage_writes_its_slice_code_parents_files_and_facts(stage, tmp_path):
     assert manifest.facts == {"n": 3}
 
 
+def test_a_stage_notes_the_commit_it_was_started_at(stage, tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "git_state", lambda root: {"commit": "c0ffee", "dirty": True})
+    output = stage(lambda part, context: Made())
+    note = tmp_path / "state" / "origins" / f"{sha256_file(output)}.json"
+    assert json.loads(note.read_text()) == {"stage": "ruler", "commit": "c0ffee", "dirty": True}
+
+
 def test_the_parent_named_is_the_one_that_was_read(stage, tmp_path):
     up = parent(tmp_path)
     before = sha256_file(up)
@@ -138,7 +145,18 @@ def test_the_flops_stage_writes_the_ledger(tmp_path, monkeypatch):
     from iha.dag import dump, ledger_slice
 
     part, output = ledger_slice(Config()), tmp_path / "flops.json"
-    args = ["--slice", dump(part), "--code", "c", "--output", str(output), "--state", "s", "--experiment", "x"]
+    args = [
+        "--slice",
+        dump(part),
+        "--code",
+        "c",
+        "--output",
+        str(output),
+        "--state",
+        str(tmp_path),
+        "--experiment",
+        "x",
+    ]
     monkeypatch.setattr(sys, "argv", ["flops", *args])
     flops.main()
     facts = read_manifest(output, "flops").facts

@@ -73,7 +73,8 @@ def test_the_report_shows_verdicts_reasons_and_counterexamples(facts, tmp_path):
     built = theory_section(found)
     assert theory_section in contents.SECTIONS
     assert f"Of {len(facts['statements'])} statements of the paper" in built.summary
-    assert built.facts == facts["tally"]
+    verdicts = [row["verdict"] for row in found.cells["theory"].values()]
+    assert {verdict: verdicts.count(verdict) for verdict in facts["tally"]} == facts["tally"]
     assert "v tanh(s)" in built.body
     text = (tmp_path / "theory.md").read_text()
     assert text.count("| fails as printed |") == facts["tally"]["fails as printed"]

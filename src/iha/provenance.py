@@ -30,6 +30,9 @@ CONFIGURATION = frozenset(
     }
 )
 
+#: Folder in the state directory with a file for each manifest, named by its SHA-256: the commit it was made at.
+ORIGINS = "origins"
+
 _SUMMARIES: dict[str, tuple[str, list[str]]] = {}
 _USED: set[str] = set()
 

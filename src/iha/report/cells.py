@@ -117,7 +117,7 @@ def rate_notes(results: Results, columns: tuple[Column, ...]) -> RateNotes:
             (benchmark, v): share
             for model, benchmark in places
             for v in results.part.variants
-            if (share := _rate(results, Metric(model, benchmark, name), v)) is not None and share > limit
+            if (share := rate(results, Metric(model, benchmark, name), v)) is not None and share > limit
         }
         parts = [_shares(results, b, {v: x for (at, v), x in high.items() if at == b}) for _, b in places]
         note = f"{text}: {'; '.join(part for part in parts if part)}."
@@ -136,7 +136,7 @@ def _shares(results: Results, benchmark: str, shares: dict[str, float]) -> str:
     return f"{BENCHMARKS[benchmark]} {low if low == high else f'{low}-{high}'}%"
 
 
-def _rate(results: Results, metric: Metric, variant: str) -> float | None:
+def rate(results: Results, metric: Metric, variant: str) -> float | None:
     """Highest share over the seeds."""
     shares = [score.value for s in results.part.seeds if (score := results.score(metric, variant, s))]
     return max((s for s in shares if s is not None), default=None)

@@ -31,6 +31,11 @@ class Column:
         return Metric(self.model, self.benchmark, self.metric)
 
     @property
+    def name(self) -> str:
+        """Of the column, for `iha trace` and in files."""
+        return f"{self.benchmark}_{self.metric}"
+
+    @property
     def lower_is_better(self) -> bool:
         """True for losses."""
         return self.unit == "nats"

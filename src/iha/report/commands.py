@@ -8,11 +8,16 @@ import json
 from iha.commands import Commands, subcommand
 
 CONFIG = "the experiment's config (default: configs/smoke.yaml)"
-TRACE = "From a cell of a table to its run, manifests, data, configuration and commit."
+TRACE = "From any number of the report to its run, manifests, data, configuration and commit."
 TRACE_EXAMPLES = """\
 iha trace table1:iha:gsm8k_maj16            the experiment that snakemake runs (configs/smoke.yaml)
 iha trace table2:diff:avg_rank --config configs/paper.yaml
+iha trace ruler:iha:multikey.4096           also ruler:iha:4096 and ruler:iha:vt.4096
+iha trace claims:sft_rank:p_holm            the runs that a verdict stands on
 iha trace ruler:iha:overall --json          every link with its whole configuration
+
+The page shows a number's name when you point at it; the CSV files have it in their column `cell`. A name that is not
+there is answered with those that are: `iha trace table1:iha` names the columns.
 """
 DIFF = "Two runs side by side: configuration, code, data, metrics."
 DIFF_EXAMPLES = """\
@@ -25,7 +30,7 @@ iha diff results/old/runs/iha/seed1/sft.json results/new/runs/iha/seed1/sft.json
 def add_trace(commands: Commands) -> None:
     """Add the sub-command `trace`."""
     p = subcommand(commands, "trace", TRACE, TRACE_EXAMPLES, config=CONFIG)
-    p.add_argument("cell", metavar="CELL", help="TABLE:VARIANT:METRIC; tables: table1, table2, ruler")
+    p.add_argument("cell", metavar="CELL", help="TABLE:ROW:COLUMN, as the report names it")
     p.set_defaults(run=_trace)
 
 

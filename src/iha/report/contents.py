@@ -7,17 +7,18 @@ from iha.report.answers import answers_section
 from iha.report.cost import cost_section
 from iha.report.curves import loss_against_cost
 from iha.report.depth import depth_section
-from iha.report.export import cells_csv
+from iha.report.export import cells_csv, rate_cells
 from iha.report.faults import faults_section
 from iha.report.ledger import flops_grid
 from iha.report.page import image, tables
 from iha.report.positions import positions_section
 from iha.report.relation_section import relations_section
-from iha.report.ruler import ruler_grid
+from iha.report.ruler import ruler_grid, task_cells
 from iha.report.section import Build, Findings, Section
 from iha.report.story import provenance_section
 from iha.report.tables import PaperTableReport, caption
 from iha.report.theory import theory_section
+from iha.report.training import training_cells, training_grid
 from iha.report.verdicts import claims_section
 
 
@@ -34,6 +35,7 @@ def table2(found: Findings) -> Section:
 def _table(found: Findings, table: PaperTableReport, title: str) -> Section:
     found.write(f"{table.name}.csv", cells_csv(found.results, table))
     found.write_grids(table.name, table.grids)
+    found.note(rate_cells(found.results, table))
     return Section(table.name, title, tables(*table.grids))
 
 
@@ -41,6 +43,7 @@ def figure2(found: Findings) -> Section:
     """RULER."""
     grid = ruler_grid(found.results, found.ruler)
     found.write_grids("ruler", (grid,))
+    found.note(task_cells(found.results, found.ruler))
     png, _ = found.keep(figures.figure2(found.results, found.ruler, found.folder))
     picture = image(png, grid.caption, "The numbers are in the table below.")
     return Section("figure2", "Long context", picture + tables(grid))
@@ -64,7 +67,10 @@ def training(found: Findings) -> Section:
     )
     pictures = image(png, text, "Loss against step for every variant and seed.")
     pictures += image(cost, against, "The same loss against three costs.")
-    return Section("training", "Training", pictures)
+    grid = training_grid(found.results)
+    found.write_grids("training", (grid,))
+    found.note(training_cells(found.results))
+    return Section("training", "Training", pictures + tables(grid))
 
 
 SECTIONS: tuple[Build, ...] = (

@@ -35,6 +35,8 @@ def cost_section(found: Findings) -> Section | None:
         return None
     grid = cost_grid(facts, caption(found.results, "Cost, predicted and actual."))
     found.write_grids("plan", (grid,))
+    rows = {**facts["rules"], "total": facts["total"]}
+    found.note({"plan": {n: {f"actual.{k}": x for k, x in row.get("actual", {}).items()} for n, row in rows.items()}})
     return Section("cost", "Cost", tables(grid), summary(facts))
 
 
@@ -72,7 +74,10 @@ def cost_grid(facts: dict[str, Any], title: str) -> Grid:
 
 def _row(name: str, row: dict[str, Any]) -> tuple[Text, ...]:
     actual = row.get("actual")
-    cells = [Text(name), Text(str(row["jobs"]), (f"({actual['jobs']})",) if actual else ())]
+    cells = [
+        Text(name),
+        Text(str(row["jobs"]), (f"({actual['jobs']})",) if actual else (), cell=f"plan:{name}:jobs", value=row["jobs"]),
+    ]
     for key, show in (
         ("gpu_hours", _time),
         ("cpu_hours", _time),
@@ -81,7 +86,8 @@ def _row(name: str, row: dict[str, Any]) -> tuple[Text, ...]:
         ("energy_kwh", _number),
         ("cost", _number),
     ):
-        cells.append(Text(show(row[key]), (show(actual[key]),) if actual and row[key] else ()))
+        shown = (show(actual[key]),) if actual and row[key] else ()
+        cells.append(Text(show(row[key]), shown, cell=f"plan:{name}:{key}", value=row[key]))
     return tuple(cells)
 
 

@@ -32,6 +32,7 @@ def depth_section(found: Findings) -> Section | None:
     maps = {v: depths(found.results, v) for v in found.results.part.variants}
     if not any(maps.values()):
         return None
+    found.note({"depth": {v: {f"{n}.{b}": x for (n, b), x in m.items()} for v, m in maps.items()}})
     png, _ = found.keep(heat_map(found.results, maps, found.folder))
     text = (
         "RULER score in percent by where the needle lies (0 %: at the start of the context) and by context length; "

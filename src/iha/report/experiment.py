@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from iha.configcheck import load_config
 from iha.errors import UserError
 from iha.manifest import Manifest, read_manifest, sha256_file
+from iha.provenance import ORIGINS
 from iha.tracking.journal import read_events
 
 #: What `snakemake` itself runs when no config is named.
@@ -20,8 +22,8 @@ DEFAULT_CONFIG = Path("configs/smoke.yaml")
 def manifest_path(name: str) -> str:
     """Where the report's input `name` lies below results/{experiment}.
 
-    Names: flops, items, tokenizer, data:SPLIT, contamination:SPLIT, ruler:LENGTH, train:VARIANT:SEED:STAGE,
-    eval:VARIANT:SEED:SUITE:MODEL.
+    Names: flops, items, tokenizer, theory, faults, data:SPLIT, contamination:SPLIT, ruler:LENGTH,
+    train:VARIANT:SEED:STAGE, eval:VARIANT:SEED:SUITE:MODEL, synthetic_data:TASK, synthetic_run:TASK/RUN.
 
     Raises:
         KeyError: no such kind of input.
@@ -31,13 +33,21 @@ def manifest_path(name: str) -> str:
         "flops": "flops.json",
         "items": "data/items.json",
         "tokenizer": "data/tokenizer.json",
+        "theory": "theory.json",
+        "faults": "faults.json",
         "data": "data/{}.json",
         "contamination": "contamination/{}.json",
         "ruler": "ruler/{}.json",
         "train": "runs/{}/seed{}/{}.json",
         "eval": "evals/{}/seed{}/{}.{}.json",
+        "synthetic_data": "synthetic/{}/data.json",
+        "synthetic_run": "synthetic/{}.json",
     }
     return patterns[kind].format(*rest)
+
+
+#: Manifests that hold cells, below results/{experiment}: of a whole experiment, and of one that is one part alone.
+REPORTS = ("report/report.json", "synthetic/report/report.json", "separation/separation.json")
 
 
 @dataclass(frozen=True)
@@ -63,16 +73,19 @@ class Experiment:
         path = self.results / manifest_path(name)
         return path, read_manifest(path)
 
-    def report(self) -> tuple[Path, Manifest]:
-        """The report's own manifest.
+    def reports(self) -> dict[Path, Manifest]:
+        """Manifests of the finished reports of this experiment.
 
         Raises:
-            UserError: this experiment has no finished report.
+            UserError: there is none, or it is of an earlier version.
         """
-        path = self.results / "report" / "report.json"
-        if not path.exists():
+        found = {path: read_manifest(path) for name in REPORTS if (path := self.results / name).exists()}
+        path = self.results / REPORTS[0]
+        if not found:
             raise UserError(f"{path}: this experiment has no report yet; run snakemake, or name another with --config.")
-        return path, read_manifest(path, "report")
+        if not any("cells" in manifest.facts for manifest in found.values()):
+            raise UserError(f"{next(iter(found))}: of an earlier version, which named no cells; run snakemake again.")
+        return found
 
     def start(self, manifest: Manifest) -> dict[str, Any]:
         """The `start` line of the run behind a training or evaluation manifest, empty if its journal is gone."""
@@ -85,8 +98,15 @@ class Experiment:
                     found = event["run"]
         return found
 
-    def commit(self, manifest: Manifest) -> str | None:
-        """Commit the run was started from, `+` if there were uncommitted changes; None if nobody noted it."""
+    def commit(self, manifest: Manifest, digest: str | None = None) -> str | None:
+        """Commit the run was started from, `+` if there were uncommitted changes; None if nobody noted it.
+
+        `digest`: SHA-256 of the manifest; its stage noted the commit under it, a training also in its journal.
+        """
+        note = self.state / ORIGINS / f"{digest}.json"
+        if digest and note.exists():
+            noted = json.loads(note.read_text())
+            return f"{noted['commit']}{'+' if noted['dirty'] else ''}"
         tags = self.start(manifest).get("tags", {})
         commit = tags.get("git.commit")
         return None if commit is None else f"{commit}{'+' if tags.get('git.dirty') == 'true' else ''}"
@@ -108,4 +128,5 @@ def choose(what: str, given: str, allowed: Iterable[str], example: str = "") -> 
         return given
     near = difflib.get_close_matches(given, names, 1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    raise UserError(f"{what}: {given!r}{hint}; allowed: {', '.join(names)}.{f' Example: {example}' if example else ''}")
+    said = f"{given!r}{hint}" if given else "is missing"
+    raise UserError(f"{what}: {said}; allowed: {', '.join(names)}.{f' Example: {example}' if example else ''}")

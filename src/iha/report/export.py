@@ -1,4 +1,4 @@
-"""The cells as data: CSV for spreadsheets, facts for the manifest."""
+"""The cells of the paper's tables as data: CSV for spreadsheets, and what only their footnotes show."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from collections.abc import Iterator
 from typing import Any
 
 from iha.evals.scores import mean_sd
+from iha.report.cells import RATES, rate
 from iha.report.collect import Results
 from iha.report.columns import Column
-from iha.report.records import Cell
+from iha.report.records import Cell, Cells, Metric
 from iha.report.render import csv_text
-from iha.report.ruler import Ruler
 from iha.report.tables import PaperTableReport
 
 HEADER = (
-    "scale", "variant", "model", "benchmark", "metric", "unit", "mean", "sample_sd", "seeds", "n_items", "source",
-    "low", "high", "delta", "p_holm", "bold", "paper", "missing", "notes",
+    "cell", "scale", "variant", "model", "benchmark", "metric", "unit", "mean", "sample_sd", "seeds", "n_items",
+    "source", "low", "high", "delta", "p_holm", "bold", "paper", "missing", "notes",
 )  # fmt: skip
 
 
 def cells_csv(results: Results, table: PaperTableReport) -> str:
     """One line per cell, companions included, then the average ranks."""
-    rows = [_line(results, *place) for place in _cells(table)]
+    rows = [_line(results, table.name, *place) for place in _cells(table)]
     for variant, rank in table.ranks.items():
-        values = {"scale": results.part.scale, "variant": variant, "metric": "avg_rank", "unit": "rank", "mean": rank}
+        values = {
+            "cell": f"{table.name}:{variant}:avg_rank", "scale": results.part.scale, "variant": variant,
+            "metric": "avg_rank", "unit": "rank", "mean": rank,
+        }  # fmt: skip
         rows.append([values.get(name) for name in HEADER])
     return csv_text(HEADER, rows)
 
@@ -35,9 +38,10 @@ def _cells(table: PaperTableReport) -> Iterator[tuple[str, Column, Cell]]:
                 yield variant, column, cell
 
 
-def _line(results: Results, variant: str, column: Column, cell: Cell) -> list[Any]:
+def _line(results: Results, table: str, variant: str, column: Column, cell: Cell) -> list[Any]:
     mean, sd = mean_sd(cell.values) if cell.values else (None, None)
     return [
+        f"{table}:{variant}:{column.name}",
         results.part.scale,
         variant,
         column.model,
@@ -60,15 +64,17 @@ def _line(results: Results, variant: str, column: Column, cell: Cell) -> list[An
     ]
 
 
-def cells_facts(results: Results, tables: tuple[PaperTableReport, ...], numbers: Ruler) -> dict[str, Any]:
-    """Means by table, variant and metric; ranks; RULER means. None: missing."""
-    facts: dict[str, Any] = {"scale": results.part.scale}
-    for table in tables:
-        rows: dict[str, dict[str, float | None]] = {}
-        for variant, column, cell in _cells(table):
-            rows.setdefault(variant, {})[f"{column.benchmark}_{column.metric}"] = cell.mean
-        for variant, row in rows.items():
-            row["avg_rank"] = table.ranks.get(variant)
-        facts[table.name] = rows
-    facts["ruler"] = {v: sum(x.values()) / len(x) if x else None for v, x in numbers.overall.items()}
-    return facts
+def rate_cells(results: Results, table: PaperTableReport) -> Cells:
+    """The rates that footnotes speak of, in percent, the highest of the seeds': column BENCHMARK_RATE."""
+    places = dict.fromkeys((c.model, c.benchmark) for c in table.main.columns)
+    return {
+        table.name: {
+            v: {
+                f"{benchmark}_{name}": 100 * share
+                for model, benchmark in places
+                for name in RATES
+                if (share := rate(results, Metric(model, benchmark, name), v)) is not None
+            }
+            for v in results.part.variants
+        }
+    }

@@ -21,11 +21,15 @@ def faults_section(found: Findings) -> Section | None:
     if not outcomes:
         return None
     rows = tuple(
-        (Text(o["title"]), Text(WORDS[o["held"]], bold=o["held"] is False), Text(o["seen"].splitlines()[0]))
+        (
+            Text(o["title"]),
+            Text(WORDS[o["held"]], bold=o["held"] is False, cell=f"faults:{o['name']}:held", value=o["held"]),
+            Text(o["seen"].splitlines()[0], cell=f"faults:{o['name']}:seen", value=o["seen"]),
+        )
         for o in outcomes
     )
     held, tried = sum(o["held"] is True for o in outcomes), sum(o["held"] is not None for o in outcomes)
     grid = Grid("faults", f"Rehearsed faults: {held} of {tried} held.", HEADER, rows, (NOTE,))
     found.write_grids("faults", (grid,))
     summary = f"Of {tried} faults rehearsed on this machine, {tried - held} did not hold." if held < tried else ""
-    return Section("faults", "Faults", tables(grid), summary, {"held": held, "tried": tried, "all": len(outcomes)})
+    return Section("faults", "Faults", tables(grid), summary)

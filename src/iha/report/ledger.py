@@ -33,18 +33,21 @@ def _row(variant: str, row: dict[str, Any]) -> tuple[Text, ...]:
     params, steps = row.get("params", {}), row.get("steps", {})
     cache = row.get("cache_bytes", {})
     longest = max(cache, key=int, default=None)
-    texts = (
-        big(params.get("total")),
-        big(params.get("attention")),
-        big(row.get("flops_per_token", {}).get("forward")),
-        _ratio(row.get("attention_ratio")),
-        _ratio(row.get("forward_ratio")),
-        " / ".join(str(steps.get(stage, MISSING)) for stage in SPLITS),
-        big(row.get("train_flops", {}).get("pretrain")),
-        f"{signed(100 * row.get('mismatch', 0.0), 2)} %",
-        f"{big(cache[longest])}B at {longest}" if longest else MISSING,
-    )
-    return (Text(display(variant)), *(Text(t) for t in texts))
+    forward, spent = row.get("flops_per_token", {}).get("forward"), row.get("train_flops", {}).get("pretrain")
+    mismatch = row.get("mismatch", 0.0)
+    cells = {
+        "parameters": (big(params.get("total")), params.get("total")),
+        "attention_parameters": (big(params.get("attention")), params.get("attention")),
+        "forward_flops_per_token": (big(forward), forward),
+        "attention_ratio": (_ratio(row.get("attention_ratio")), row.get("attention_ratio")),
+        "forward_ratio": (_ratio(row.get("forward_ratio")), row.get("forward_ratio")),
+        "steps": (" / ".join(str(steps.get(stage, MISSING)) for stage in SPLITS), steps),
+        "pretrain_flops": (big(spent), spent),
+        "mismatch": (f"{signed(100 * mismatch, 2)} %", mismatch),
+        "cache_bytes": (f"{big(cache[longest])}B at {longest}" if longest else MISSING, cache.get(longest)),
+    }
+    named = (Text(shown, cell=f"flops:{variant}:{name}", value=value) for name, (shown, value) in cells.items())
+    return (Text(display(variant)), *named)
 
 
 def _ratio(value: float | None) -> str:

@@ -70,18 +70,29 @@ def source_kinds(results: Results, split: str) -> list[str]:
     return [source["kind"] for source in manifest.slice["data"]["sources"]] if manifest else []
 
 
-def contamination(results: Results) -> str:
-    """How many evaluation items were met in the training text of each split, or that nobody looked."""
-    found = {}
+def searched(results: Results) -> dict[str, dict[str, Any]]:
+    """What the search for evaluation items found in each split that was searched."""
+    found: dict[str, dict[str, Any]] = {}
     for split in SPLITS:
         facts = results.facts(f"contamination:{split}") or results.facts(f"data:{split}").get("contamination")
         if facts:
             found[split] = facts
+    return found
+
+
+def met(facts: dict[str, Any]) -> int:
+    """Number of items that a split holds."""
+    return len({hit["item"] for hit in facts["hits"]})
+
+
+def contamination(results: Results) -> str:
+    """How many evaluation items were met in the training text of each split, or that nobody looked."""
+    found = searched(results)
     if not found:
         return "Contamination: the training text was not searched for evaluation items."
-    met = ", ".join(f"{split} {len({hit['item'] for hit in facts['hits']})}" for split, facts in found.items())
+    shares = ", ".join(f"{split} {met(facts)}" for split, facts in found.items())
     one = next(iter(found.values()))
     return (
         f"Contamination: of {one['checked']} items, these share {one['n_words']} words in a row with the training "
-        f"text: {met}; {one['too_short']} are too short to be looked for."
+        f"text: {shares}; {one['too_short']} are too short to be looked for."
     )

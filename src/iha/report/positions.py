@@ -38,8 +38,9 @@ def positions_section(found: Findings) -> Section | None:
     )
     ends = {v: mean_present([f["loss"][-1] for f in facts])[0] for v, facts in by_variant.items()}
     said = ", ".join(f"{display(v)} {x:.2f}" for v, x in ends.items() if x is not None)
+    found.note({"positions": {v: {"end": x} for v, x in ends.items()}})
     body = image(png, text, f"Loss against position. In the last part of the context: {said} nats per token.")
-    return Section("positions", "Loss along the context", body, facts=ends)
+    return Section("positions", "Loss along the context", body)
 
 
 def _figure(results: Results, by_variant: dict[str, list[dict[str, Any]]], folder: Path) -> tuple[Path, Path]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 #: Scores of one metric: (task, item) -> value.
 ItemScores = dict[tuple[str, str], float]
+#: Table -> row -> column -> number, unrounded: what `iha trace TABLE:ROW:COLUMN` leads back from.
+Cells = dict[str, dict[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Text:
-    """A formatted cell: the number, smaller lines below it, footnote marks."""
+    """A formatted cell: the number, smaller lines below it, footnote marks.
+
+    `cell`: TABLE:ROW:COLUMN, its name for `iha trace`; `value`: what it shows, unrounded, None if missing.
+    """
 
     main: str
     lines: tuple[str, ...] = ()
     marks: tuple[int, ...] = ()
     bold: bool = False
+    cell: str = ""
+    value: Any = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,15 @@ class Grid:
     header: tuple[str, ...]
     rows: tuple[tuple[Text, ...], ...]
     footnotes: tuple[str, ...] = ()
+
+
+def cells_of(grids: Iterable[Grid]) -> Cells:
+    """The cells that have a name."""
+    found: Cells = {}
+    for text in (text for grid in grids for row in grid.rows for text in row if text.cell):
+        table, row, column = text.cell.split(":")
+        found.setdefault(table, {}).setdefault(row, {})[column] = text.value
+    return found
 
 
 @dataclass

@@ -14,6 +14,9 @@ from iha.report.relations import STOPS, UNITS, count, pairs
 from iha.report.stats import LEVEL, holm, t_interval, t_test_p
 from iha.synthetic.results import AXES, Gap, Grid, label
 
+#: Name of the table of verdicts.
+CLAIMS = "relations_claims"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -77,14 +80,14 @@ def verdict_table(grid: Grid, scale: str) -> Table:
     rows = [
         (
             Text(f"IHA above 2-simplicial attention by up to {v.claimed} points, {v.task}"),
-            Text(v.verdict, bold=v.verdict != "inconclusive"),
-            Text(MISSING if v.gap is None else signed(v.gap, 1)),
+            Text(v.verdict, bold=v.verdict != "inconclusive", cell=f"{CLAIMS}:{v.task}:verdict", value=v.verdict),
+            Text(MISSING if v.gap is None else signed(v.gap, 1), cell=f"{CLAIMS}:{v.task}:gap", value=v.gap),
             Text(v.why),
         )
         for v in verdicts(grid)
     ]
     caption = f"{SCALE_LABELS[scale]}Relation composition: the paper's gains."
-    return Table("relations_claims", caption, ("claim", "verdict", "largest gain, points", "why"), tuple(rows))
+    return Table(CLAIMS, caption, ("claim", "verdict", "largest gain, points", "why"), tuple(rows))
 
 
 def sentences(grid: Grid) -> Iterator[str]:

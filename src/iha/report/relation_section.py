@@ -12,6 +12,7 @@ from iha.report import relation_figures as figures
 from iha.report.format import SCALE_LABELS
 from iha.report.page import image, tables
 from iha.report.records import Grid as Table
+from iha.report.records import cells_of
 from iha.report.render import csv_text, markdown, write_texts
 from iha.report.section import Findings, Section
 from iha.synthetic.results import Grid, outcome
@@ -67,12 +68,9 @@ def relations_section(found: Findings) -> Section | None:
         for path in paths
         if path.suffix == ".png"
     ]
-    body = "".join(pictures) + tables(*relation_tables(grid, part.scale))
+    shown = relation_tables(grid, part.scale)
+    found.note(cells_of(shown))
     told = relation_claims.verdicts(grid)
     said = ", ".join(f"{v.verdict} ({v.task})" for v in told) or "not among this run's tasks"
     summary = f"Relation composition, the paper's gain of IHA over 2-simplicial attention: {said}."
-    facts = {
-        "verdicts": {v.task: v.verdict for v in told},
-        "runs": [dict(zip(relations.HEADER, line, strict=True)) for line in relations.run_lines(grid)],
-    }
-    return Section("relations", "Relation composition", body, summary, facts)
+    return Section("relations", "Relation composition", "".join(pictures) + tables(*shown), summary)

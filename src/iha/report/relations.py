@@ -16,7 +16,9 @@ from iha.synthetic.shapes import mean_flops, shape_of
 STOPS = {"patience": "early stopping", "epochs": "epoch budget", "cpu_seconds": "CPU budget", None: "not over"}
 UNITS: dict[Axis, str] = {"epoch": "epochs", "flops": "FLOPs", "cpu_s": "CPU-s"}
 VALIDATION = "Validation accuracy: not all runs of this row are over, so the best weights are not tested yet."
-COMPARED = (
+#: Name of the table of differences.
+COMPARED = "relations_compared"
+READING = (
     "Difference in validation accuracy, points of percent, of the best validation so far, each pair of seeds stopped "
     "where the shorter run ends on that axis. Equal epochs: the same examples seen. Equal FLOPs and CPU-seconds: the "
     "same compute, counted and measured. Interval: 95 % t over seeds; none for one seed."
@@ -27,8 +29,9 @@ def task_table(grid: Grid, task: str, scale: str) -> Table:
     """Every model and learning rate of a task: how far it ran, accuracy overall and per size, majority above."""
     notes, sizes = Footnotes(), grid.config.task(task).sizes
     majority = grid.majority[task]
-    base = ("majority", MISSING, MISSING, MISSING, MISSING, MISSING, f"{100 * majority['accuracy']:.1f}")
-    rows = [tuple(map(Text, (*base, *(f"{100 * majority['by_size'][str(m)]:.1f}" for m in sizes))))]
+    guesses = {"accuracy": majority["accuracy"], **{f"m{m}": majority["by_size"][str(m)] for m in sizes}}
+    shown = (Text(f"{100 * x:.1f}", cell=f"relations_{task}:majority:{k}", value=100 * x) for k, x in guesses.items())
+    rows = [(Text("majority"), *(Text(MISSING),) * 5, *shown)]
     for model in grid.config.models:
         for lr in grid.config.lrs:
             if runs := list(grid.of(task, model.name, lr).values()):
@@ -49,15 +52,20 @@ def _row(grid: Grid, runs: list[Outcome], notes: Footnotes) -> tuple[Text, ...]:
     plain = model.model_copy(update={"attention": "mha", "matches": None})
     costs = [mean_flops(shape_of(grid.config, task, m), task) for m in (model, plain)]
     marks = notes.mark(VALIDATION) if any(r.test is None for r in runs) else ()
+    name, epochs = f"relations_{task.name}:{model.name}-lr{first.lr:g}", [r.last.epoch for r in runs]
+
+    def mean(column: str, values: list[float], marks: tuple[int, ...] = ()) -> Text:
+        return Text(mean_text(values, 1), marks=marks, cell=f"{name}:{column}", value=sum(values) / len(values))
+
     return (
         Text(label(model)),
         Text(f"{first.lr:g}"),
-        Text(f"{first.params:,}"),
-        Text(f"{costs[0] / costs[1]:.1f}"),
-        Text(extent([r.last.epoch for r in runs])),
+        Text(f"{first.params:,}", cell=f"{name}:parameters", value=first.params),
+        Text(f"{costs[0] / costs[1]:.1f}", cell=f"{name}:flops_ratio", value=costs[0] / costs[1]),
+        Text(extent(epochs), cell=f"{name}:epochs", value=max(epochs)),
         Text(", ".join(dict.fromkeys(STOPS[r.stopped] for r in runs)), (count(len(runs), "seed"),)),
-        Text(mean_text([100 * r.score for r in runs], 1), marks=marks),
-        *(Text(mean_text([100 * r.score_by_size[m] for r in runs], 1)) for m in task.sizes),
+        mean("accuracy", [100 * r.score for r in runs], marks),
+        *(mean(f"m{m}", [100 * r.score_by_size[m] for r in runs]) for m in task.sizes),
     )
 
 
@@ -92,21 +100,24 @@ def comparison_table(grid: Grid, scale: str) -> Table:
                 if any(gaps):
                     names = [label(grid.config.model(name)) for name in pair]
                     lead = (f"{names[0]} – {names[1]}", task.name, f"{lr:g}")
-                    rows.append((*map(Text, lead), *map(_gap_cell, gaps)))
+                    place = f"{COMPARED}:{task.name}/{'/'.join(pair)}/lr{lr:g}"
+                    cells = (_gap_cell(gap, f"{place}:{axis}") for axis, gap in zip(AXES, gaps, strict=True))
+                    rows.append((*map(Text, lead), *cells))
     header = ("models", "task", "learning rate", "at equal epochs", "at equal FLOPs", "at equal CPU-seconds")
     caption = f"{SCALE_LABELS[scale]}Relation composition: differences."
-    return Table("relations_compared", caption, header, tuple(rows), (COMPARED,))
+    return Table(COMPARED, caption, header, tuple(rows), (READING,))
 
 
-def _gap_cell(gap: Gap | None) -> Text:
+def _gap_cell(gap: Gap | None, name: str) -> Text:
     if gap is None:
-        return Text(MISSING)
+        return Text(MISSING, cell=name)
     points = [100 * g for g in gap.by_seed.values()]
     reach = big(gap.limit) if gap.axis == "flops" else f"{gap.limit:.3g}"
     lines = [f"{reach} {UNITS[gap.axis]}, {count(len(points), 'seed')}"]
     if (found := t_interval(points)) is not None:
         lines.insert(0, f"{signed(found[0], 1)} to {signed(found[1], 1)}")
-    return Text(signed(mean_sd(points)[0], 1), tuple(lines))
+    mean = mean_sd(points)[0]
+    return Text(signed(mean, 1), tuple(lines), cell=name, value=mean)
 
 
 HEADER = (

@@ -93,7 +93,7 @@ def html_table(grid: Grid) -> str:
         main = f"<strong>{main}</strong>" if text.bold else main
         refs = ",".join(f'<a href="#{grid.name}-{m}">{m}</a>' for m in text.marks)
         main += f"<sup>{refs}</sup>" if refs else ""
-        return f"{tag}{main}{''.join(f'<small>{html.escape(line)}</small>' for line in text.lines)}"
+        return f"{_named(tag, text)}{main}{''.join(f'<small>{html.escape(line)}</small>' for line in text.lines)}"
 
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in grid.header)
     body = "".join(
@@ -106,6 +106,11 @@ def html_table(grid: Grid) -> str:
         f"<caption><span>{html.escape(grid.caption)}</span></caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
         f"</div>\n<ol class=notes>{notes}</ol>\n"
     )
+
+
+def _named(tag: str, text: Text) -> str:
+    """The tag with the cell's name, which a reader sees when pointing at it."""
+    return f'{tag[:-1]} title="iha trace {html.escape(text.cell)}">' if text.cell else tag
 
 
 def csv_text(header: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:

@@ -5,13 +5,14 @@ A mean over a suite is blank if one of its tasks is missing; -1 is missing, not 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from iha.evals.scores import mean_present, suite_mean
 from iha.report.collect import Results
 from iha.report.format import MISSING, display, mean_text, signed
 from iha.report.paper import paper
-from iha.report.records import Footnotes, Grid, ItemScores, Metric, Text
+from iha.report.records import Cells, Footnotes, Grid, ItemScores, Metric, Text
 from iha.report.stats import LEVEL, holm, interval, paired_p
 from iha.report.tables import caption
 
@@ -48,7 +49,7 @@ def ruler(results: Results) -> Ruler:
         if name.startswith("ruler:")
     }
     lengths = tuple(sorted(tasks))
-    over = PAPER_LENGTHS if set(PAPER_LENGTHS) <= set(lengths) else lengths
+    over = overall_lengths(lengths)
     variants = results.part.variants
     by_length = {(v, n): _means(results, v, n, tasks[n]) for v in variants for n in lengths}
     keyed = {n: multikey_tasks(tasks[n]) for n in lengths}
@@ -57,6 +58,12 @@ def ruler(results: Results) -> Ruler:
     p = _p_values(results, {n: tasks[n] for n in over}, {v for v in variants if overall[v]})
     bounds, key_bounds = (_bounds(results, means, of) for means, of in ((by_length, tasks), (multikey, keyed)))
     return Ruler(lengths, tasks, over, by_length, multikey, overall, p, bounds, key_bounds)
+
+
+def overall_lengths(lengths: Iterable[int]) -> tuple[int, ...]:
+    """Lengths of the overall mean among those that were run."""
+    found = tuple(sorted(lengths))
+    return PAPER_LENGTHS if set(PAPER_LENGTHS) <= set(found) else found
 
 
 def _bounds(
@@ -120,16 +127,13 @@ def ruler_grid(results: Results, numbers: Ruler) -> Grid:
     notes, reference = Footnotes(), results.part.reference
     rows = []
     for v in results.part.variants:
-        cells = [_cell(numbers.overall[v], _overall_lines(numbers, v, reference), notes)]
-        cells += [_cell(numbers.by_length[v, n], _span(numbers.bounds, v, n), notes) for n in numbers.lengths]
-        cells += [
-            _cell(
-                numbers.multikey[v, n],
-                (*_span(numbers.multikey_bounds, v, n), *_gain(numbers, v, reference, n)),
-                notes,
-            )
-            for n in numbers.lengths
-        ]
+        name = f"ruler:{v}"
+        cells = [_cell(f"{name}:overall", numbers.overall[v], _overall_lines(numbers, v, reference), notes)]
+        for n in numbers.lengths:
+            cells.append(_cell(f"{name}:{n}", numbers.by_length[v, n], _span(numbers.bounds, v, n), notes))
+        for n in numbers.lengths:
+            lines = (*_span(numbers.multikey_bounds, v, n), *_gain(numbers, v, reference, n))
+            cells.append(_cell(f"{name}:multikey.{n}", numbers.multikey[v, n], lines, notes))
         rows.append((Text(display(v)), *cells))
     header = (
         "variant",
@@ -179,10 +183,27 @@ def _overall_lines(numbers: Ruler, variant: str, reference: str) -> tuple[str, .
     return (*lines, *(() if published is None else (f"paper {published:.1f}",)))
 
 
-def _cell(values: BySeed, lines: tuple[str, ...], notes: Footnotes) -> Text:
+def task_cells(results: Results, numbers: Ruler) -> Cells:
+    """Every task's own score at every length: row is the variant, column is TASK.LENGTH; percent, mean over seeds."""
+    return {
+        "ruler": {
+            v: {
+                f"{task}.{n}": mean_present(list(found.values()))[0]
+                for n in numbers.lengths
+                for task in numbers.tasks[n]
+                if (found := _means(results, v, n, (task,)))
+            }
+            for v in results.part.variants
+        }
+    }
+
+
+def _cell(name: str, values: BySeed, lines: tuple[str, ...], notes: Footnotes) -> Text:
     if not values:
-        return Text(MISSING, lines, notes.mark("A task of this mean was not measured, so the mean is blank."))
-    return Text(mean_text(list(values.values()), 1), lines)
+        why = notes.mark("A task of this mean was not measured, so the mean is blank.")
+        return Text(MISSING, lines, why, cell=name)
+    found = list(values.values())
+    return Text(mean_text(found, 1), lines, cell=name, value=sum(found) / len(found))
 
 
 def _span(bounds: dict[tuple[str, int], tuple[float, float]], variant: str, length: int) -> tuple[str, ...]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from iha.manifest import sha256_file
 from iha.report.collect import Results
-from iha.report.records import Grid
+from iha.report.records import Cells, Grid, cells_of
 from iha.report.render import latex, markdown, write_texts
 from iha.report.ruler import Ruler
 from iha.report.tables import PaperTableReport
@@ -24,21 +23,19 @@ class Section:
     """A heading with HTML below it.
 
     `anchor`: of the heading, unique on the page. `summary`: one plain sentence for the story at the top, or nothing.
-    `facts`: for the manifest, under the anchor.
     """
 
     anchor: str
     title: str
     body: str
     summary: str = ""
-    facts: dict[str, Any] | None = None
 
 
 @dataclass
 class Findings:
     """What was found, where the report's files go, and the files written so far.
 
-    `streams`: what was compared of the variants' training data.
+    `streams`: what was compared of the variants' training data. `cells`: the numbers shown so far.
     """
 
     results: Results
@@ -47,16 +44,24 @@ class Findings:
     folder: Path
     streams: str
     written: list[Path] = field(default_factory=list)
+    cells: Cells = field(default_factory=dict)
 
     def write(self, name: str, text: str) -> None:
         """Write a text file of the report, atomically."""
         self.written += write_texts(self.folder, {name: text})
 
     def write_grids(self, name: str, grids: Iterable[Grid]) -> None:
-        """Write tables as `name`.md and `name`.tex."""
+        """Write tables as `name`.md and `name`.tex, and note their cells."""
         grids = tuple(grids)
+        self.note(cells_of(grids))
         self.write(f"{name}.md", markdown(grids))
         self.write(f"{name}.tex", latex(grids))
+
+    def note(self, cells: Cells) -> None:
+        """Note numbers that `iha trace` shall find."""
+        for table, rows in cells.items():
+            for row, columns in rows.items():
+                self.cells.setdefault(table, {}).setdefault(row, {}).update(columns)
 
     def keep(self, paths: tuple[Path, ...]) -> tuple[Path, ...]:
         """Note files that were written elsewhere (figures)."""

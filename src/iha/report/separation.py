@@ -42,12 +42,18 @@ def write_separation(facts: Record, scale: str, folder: Path) -> list[Path]:
     tasks = [task for task in TITLES if any(r["task"] == task for r in records)]
     texts = {
         "separation.csv": csv_text(HEADER, lines(records)),
-        "separation.md": markdown(table(task, records, facts["open"], scale) for task in tasks),
+        "separation.md": markdown(tables(facts, scale)),
     }
     paths = write_texts(folder, texts)
     for task in tasks:
         paths += figure(task, [r for r in records if r["task"] == task], scale, folder)
     return paths
+
+
+def tables(facts: Record, scale: str) -> list[Grid]:
+    """One for each task that has points."""
+    points = facts["points"]
+    return [table(t, points, facts["open"], scale) for t in TITLES if any(r["task"] == t for r in points)]
 
 
 def lines(records: list[Record]) -> Iterable[tuple[object, ...]]:
@@ -82,12 +88,13 @@ def table(task: str, records: list[Record], still: list[str], scale: str) -> Gri
 def _cell(record: Record | None) -> Text:
     if record is None:
         return Text("")
+    name = f"separation:{record['task']}.{record['layer']}.{record['size']}.{record['heads']}:unexplained"
     values, floors = record["unexplained"], [f for f in record["floor"] if f is not None]
     mark = "*" if record["heads"] == record["needed"] else ""
     spread = f"{min(values):.3f} to {max(values):.3f}"
     least = f"floor {median(floors):.3f}" if floors else f"floor {MISSING}"
     exact = [f"exact {median(record['exact']):.0%}"] if "exact" in record else []
-    return Text(f"{median(values):.3f}{mark}", (spread, least, *exact))
+    return Text(f"{median(values):.3f}{mark}", (spread, least, *exact), cell=name, value=median(values))
 
 
 def figure(task: str, records: list[Record], scale: str, folder: Path) -> tuple[Path, Path]:

@@ -12,7 +12,7 @@ from typing import Any
 from iha.provenance import git_state
 from iha.report.collect import Results
 from iha.report.format import display
-from iha.report.notes import MATCHED, contamination, generated
+from iha.report.notes import MATCHED, contamination, generated, met, searched
 from iha.report.page import definitions
 from iha.report.ruler import Ruler
 from iha.report.section import Findings, Section
@@ -83,6 +83,16 @@ def _significance(tables: tuple[PaperTableReport, ...]) -> str:
 
 def provenance_section(found: Findings) -> Section:
     """Where everything came from."""
+    tasks = found.results.facts("items").get("tasks", {})
+    found.note(
+        {
+            "contamination": {
+                s: {"met": met(facts), "checked": facts["checked"], "too_short": facts["too_short"]}
+                for s, facts in searched(found.results).items()
+            },
+            "items": {task: {"n": facts["n"]} for task, facts in tasks.items()},
+        }
+    )
     return Section("provenance", "Provenance", definitions({**provenance(found.results), "streams": found.streams}))
 
 

@@ -66,13 +66,17 @@ def caption(results: Results, title: str, detail: str = "") -> str:
 
 def _main_grid(results: Results, table: str, block: Block, ranks: dict[str, float], published: PaperTable) -> Grid:
     notes = Footnotes()
-    rows = [_items_row(block)]
+    rows = [(*_items_row(table, block), Text(""))]
     for v in results.part.variants:
         rank = published.value("avg_rank", v)
-        cells = [_text(c, column, notes) for c, column in zip(block.cells[v], block.columns, strict=True)]
-        average = Text(f"{ranks[v]:.1f}" if v in ranks else MISSING, () if rank is None else (f"paper {rank:.1f}",))
+        average = Text(
+            f"{ranks[v]:.1f}" if v in ranks else MISSING,
+            () if rank is None else (f"paper {rank:.1f}",),
+            cell=f"{table}:{v}:avg_rank",
+            value=ranks.get(v),
+        )
         name = Text(display(v), marks=notes.mark(*variant_notes(results, v, block.columns[0].model)))
-        rows.append((name, *cells, average))
+        rows.append((name, *_row(table, block, v, notes), average))
     reading = READING.format(reference=display(results.part.reference))
     clashes = [f"Measured twice, first kept: {text}." for text in results.clashes]
     footnotes = (*notes.texts, reading, contamination(results), *clashes, *published.notes)
@@ -82,10 +86,8 @@ def _main_grid(results: Results, table: str, block: Block, ranks: dict[str, floa
 
 def _companion_grid(results: Results, name: str, block: Block) -> Grid:
     notes = Footnotes()
-    rows = [_items_row(block)[:-1]]
-    for v in results.part.variants:
-        cells = [_text(c, column, notes) for c, column in zip(block.cells[v], block.columns, strict=True)]
-        rows.append((Text(display(v)), *cells))
+    rows = [_items_row(name, block)]
+    rows += [(Text(display(v)), *_row(name, block, v, notes)) for v in results.part.variants]
     title = "Continuous companions: loss (nats per token, lower is better) and token accuracy of the gold answers."
     header = ("variant", *(c.label for c in block.columns))
     title = caption(results, title, _origin(results, block))
@@ -98,19 +100,28 @@ def _origin(results: Results, block: Block) -> str:
     return generated(results, (column.benchmark for column in block.columns), tuned)
 
 
-def _items_row(block: Block) -> tuple[Text, ...]:
+def _items_row(table: str, block: Block) -> tuple[Text, ...]:
     """Number and source of each column's items (the smallest number where variants differ)."""
     texts = []
-    for i in range(len(block.columns)):
+    for i, column in enumerate(block.columns):
         cells = [row[i] for row in block.cells.values() if row[i].n is not None]
         sources = sorted({c.source for c in cells if c.source})
-        texts.append(Text(f"{min(c.n or 0 for c in cells)} {', '.join(sources)}" if cells else MISSING))
-    return (Text("items"), *texts, Text(""))
+        n = min((c.n or 0 for c in cells), default=None)
+        text = MISSING if n is None else f"{n} {', '.join(sources)}"
+        texts.append(Text(text, cell=f"{table}:items:{column.name}", value=n))
+    return (Text("items"), *texts)
 
 
-def _text(cell: Cell, column: Column, notes: Footnotes) -> Text:
+def _row(table: str, block: Block, variant: str, notes: Footnotes) -> list[Text]:
+    return [
+        _text(cell, column, notes, f"{table}:{variant}:{column.name}")
+        for cell, column in zip(block.cells[variant], block.columns, strict=True)
+    ]
+
+
+def _text(cell: Cell, column: Column, notes: Footnotes, name: str) -> Text:
     if cell.missing is not None:
-        return Text(MISSING, tuple(_paper_line(cell, column)), notes.mark(cell.missing))
+        return Text(MISSING, tuple(_paper_line(cell, column)), notes.mark(cell.missing), cell=name)
     lines = []
     if cell.low is not None and cell.high is not None:
         lines.append(f"[{cell.low:.{column.decimals}f}, {cell.high:.{column.decimals}f}]")
@@ -118,7 +129,8 @@ def _text(cell: Cell, column: Column, notes: Footnotes) -> Text:
         star = "*" if cell.p is not None and cell.p < LEVEL else ""
         lines.append(f"Δ {signed(cell.delta, column.decimals)}{star}")
     lines += _paper_line(cell, column)
-    return Text(mean_text(cell.values, column.decimals), tuple(lines), notes.mark(*cell.notes), cell.bold)
+    shown = mean_text(cell.values, column.decimals)
+    return Text(shown, tuple(lines), notes.mark(*cell.notes), cell.bold, name, cell.mean)
 
 
 def _paper_line(cell: Cell, column: Column) -> list[str]:

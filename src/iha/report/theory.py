@@ -30,7 +30,7 @@ def theory_section(found: Findings) -> Section | None:
     grid = theory_grid(facts["statements"])
     found.write_grids("theory", (grid,))
     found.write("theory.csv", csv_text(FIELDS, ([s[field] for field in FIELDS] for s in facts["statements"])))
-    return Section("theory", "The paper's theorems", tables(grid), summary(facts["tally"]), facts["tally"])
+    return Section("theory", "The paper's theorems", tables(grid), summary(facts["tally"]))
 
 
 def summary(tally: dict[str, int]) -> str:
@@ -48,9 +48,9 @@ def theory_grid(statements: list[Facts]) -> Grid:
     rows = tuple(
         (
             Text(s["statement"], marks=notes.mark(why(s))),
-            Text(s["verdict"]),
-            Text(f"{s['error']:.1e}"),
-            Text(f"{s['printed_error']:.1e}"),
+            Text(s["verdict"], cell=f"theory:{s['name']}:verdict", value=s["verdict"]),
+            Text(f"{s['error']:.1e}", cell=f"theory:{s['name']}:error", value=s["error"]),
+            Text(f"{s['printed_error']:.1e}", cell=f"theory:{s['name']}:printed_error", value=s["printed_error"]),
             Text(s["source"]),
         )
         for s in statements

@@ -31,8 +31,9 @@ def claims_section(found: Findings) -> Section:
     grid = claims_grid(found.results, findings)
     found.write_grids("claims", (grid,))
     found.write("claims.csv", csv_text(FIELDS, [_line(found.results, f) for f in findings]))
-    facts = {f.claim.id: dict(zip(FIELDS[2:], _line(found.results, f)[2:], strict=True)) for f in findings}
-    return Section("claims", "The paper's claims", tables(grid), summary(findings), facts)
+    lines = {f.claim.id: _line(found.results, f)[2:] for f in findings}
+    found.note({"claims": {name: dict(zip(FIELDS[2:], line, strict=True)) for name, line in lines.items()}})
+    return Section("claims", "The paper's claims", tables(grid), summary(findings))
 
 
 def summary(findings: tuple[Finding, ...]) -> str:
@@ -57,18 +58,20 @@ def claims_grid(results: Results, findings: tuple[Finding, ...]) -> Grid:
 
 
 def _cells(f: Finding) -> tuple[Text, ...]:
-    theirs = Text(published(f.claim) or MISSING)
-    if f.effect is None:
-        return (Text(f.verdict), *(Text(MISSING),) * 4, theirs)
-    e = f.effect
+    e, theirs = f.effect, published(f.claim)
     p = MISSING if f.p is None else f"{f.p:.3f}" if f.p >= 0.001 else "< 0.001"
-    return (
-        Text(f.verdict, bold=f.verdict != "inconclusive"),
-        Text(signed(e.mean, 1)),
-        Text(f"{signed(e.low, 1)} to {signed(e.high, 1)}"),
-        Text(p),
-        Text(f"{e.items} × {e.seeds}"),
-        theirs,
+    cells = {
+        "verdict": (f.verdict, f.verdict),
+        "effect": (signed(e.mean, 1), e.mean) if e else (MISSING, None),
+        "low": (f"{signed(e.low, 1)} to {signed(e.high, 1)}", e.low) if e else (MISSING, None),
+        "p_holm": (p, f.p),
+        "items": (f"{e.items} × {e.seeds}", e.items) if e else (MISSING, None),
+        "paper": (theirs or MISSING, theirs or None),
+    }
+    bold = f.verdict != "inconclusive"
+    return tuple(
+        Text(shown, bold=bold and name == "verdict", cell=f"claims:{f.claim.id}:{name}", value=value)
+        for name, (shown, value) in cells.items()
     )
 
 

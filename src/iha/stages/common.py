@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from iha.config import Frozen
 from iha.context import RESUMABLE, Context, Made
 from iha.errors import ConfigError, UserError
-from iha.manifest import Manifest, read_manifest, sha256_file, write_manifest
+from iha.manifest import Manifest, read_manifest, sha256_file, write_json, write_manifest
 from iha.process import die_with_parent
+from iha.provenance import ORIGINS, ROOT, git_state
 
 __all__ = ["RESUMABLE", "Context", "Made", "parser", "run"]
 
@@ -67,6 +68,7 @@ def run(stage: str, slice_type: type[S], body: Callable[[S, Context], Made]) -> 
             device=args.device,
             code=args.code,
         )
+        origin = git_state(ROOT)
         made = body(part, context)
         manifest = Manifest(
             stage=stage,
@@ -78,6 +80,7 @@ def run(stage: str, slice_type: type[S], body: Callable[[S, Context], Made]) -> 
             run_id=made.run_id,
         )
         write_manifest(args.output, manifest)
+        write_json(args.state / ORIGINS / f"{sha256_file(args.output)}.json", {"stage": stage, **origin})
     except UserError as error:
         print(f"{stage}: {error}", file=sys.stderr)
         sys.exit(2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from iha.report import streams
 from iha.report.collect import Results
 from iha.report.contents import sections
-from iha.report.export import cells_facts
 from iha.report.page import page
 from iha.report.ruler import ruler
 from iha.report.section import Findings
@@ -16,7 +15,7 @@ from iha.stages.common import Context, Made, run
 
 
 def body(part: ReportSlice, context: Context) -> Made:
-    """Everything is written next to the manifest; the manifest's facts hold the numbers."""
+    """Everything is written next to the manifest; the manifest's facts hold the numbers, by the name of their cell."""
     folder = context.output.parent
     folder.mkdir(parents=True, exist_ok=True)
     results = Results(part, context.inputs, context.state)
@@ -24,8 +23,7 @@ def body(part: ReportSlice, context: Context) -> Made:
     found = Findings(results, paper_tables(results), ruler(results), folder, same_data)
     built = sections(found)
     found.write("report.html", page(results, built, story(found, built)))
-    facts = {section.anchor: section.facts for section in built if section.facts is not None}
-    return Made(facts={"files": found.digests(), **cells_facts(results, found.tables, found.ruler), **facts})
+    return Made(facts={"files": found.digests(), "scale": part.scale, "cells": found.cells})
 
 
 def main() -> None:

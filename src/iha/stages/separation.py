@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from iha.manifest import sha256_file
 from iha.provenance import code_fingerprint
-from iha.report.separation import write_separation
+from iha.report.records import cells_of
+from iha.report.separation import tables, write_separation
 from iha.separation.run import run_grid
 from iha.slices import SeparationSlice
 from iha.stages.common import Context, Made, run
@@ -18,7 +19,8 @@ def body(part: SeparationSlice, context: Context) -> Made:
     learning = code_fingerprint("iha.separation.learn")  # a change of the figures trains nothing again
     facts = run_grid(part.separation, context.state / "separation", learning)
     paths = write_separation(facts, part.scale, context.output.parent)
-    return Made(facts={**facts, "files": {path.name: sha256_file(path) for path in paths}})
+    files, cells = {path.name: sha256_file(path) for path in paths}, cells_of(tables(facts, part.scale))
+    return Made(facts={**facts, "files": files, "cells": cells})
 
 
 def main() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from iha.manifest import sha256_file
+from iha.report.records import cells_of
 from iha.report.relation_claims import verdicts
-from iha.report.relation_section import grid_of, write_relations
+from iha.report.relation_section import grid_of, relation_tables, write_relations
 from iha.stages.common import Context, Made, run
 from iha.synthetic.shapes import RelationReportSlice
 
@@ -18,6 +19,7 @@ def body(part: RelationReportSlice, context: Context) -> Made:
     return Made(
         facts={
             "files": {path.name: sha256_file(path) for path in paths},
+            "cells": cells_of(relation_tables(grid, part.scale)),
             "verdicts": {v.task: {"verdict": v.verdict, "why": v.why} for v in verdicts(grid)},
         }
     )
