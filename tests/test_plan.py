@@ -11,16 +11,22 @@ import yaml
 from iha.cli import main
 from iha.config import Config
 from iha.configcheck import load_config, parse_config
+from iha.configseparation import SeparationConfig
 from iha.dag import ledger_slice
 from iha.errors import ConfigError
 from iha.flops import ledger
-from iha.plan.jobs import Job, jobs
+from iha.plan.job import Job
+from iha.plan.jobs import jobs
 from iha.plan.make import plan
 from iha.plan.price import BATCH_TOKENS, Machine
 from iha.plan.schedule import critical_path, wall_seconds
+from iha.separation.grid import Point
+from iha.synthetic import shapes
 
 ROOT = Path(__file__).parents[1]
-PAPER, SMOKE = (ROOT / "configs" / f"{name}.yaml" for name in ("paper", "smoke"))
+PAPER, SMOKE, RELATIONS, SEPARATION = (
+    ROOT / "configs" / f"{name}.yaml" for name in ("paper", "smoke", "synthetic", "separation")
+)
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +91,12 @@ def test_jobs_are_those_of_the_workflow_in_an_order_it_allows(path):
         assert seen.issuperset(job.after), job
         assert job.seconds > 0
         seen.add(job.name)
+    study = config.synthetic
+    relations = len(study.tasks) + len(shapes.runs(study)) if study else 0
     trainings = len(config.variants) * len(config.seeds)
     assert len(seen) == 5 + 1 + 6 + len({n for s in config.evals.suites for n in s.lengths}) + trainings * (
         3 + len(config.evals.suites)
-    ) + 1  # fmt: skip
+    ) + relations + 1  # fmt: skip
 
 
 CHAIN = [
@@ -121,9 +129,57 @@ def test_gpus_are_those_that_the_batch_divides_over():
         plan(parse_config({"plan": {"gpus": {"sft": 128}}}))
 
 
-def test_a_run_without_language_models_is_not_priced_as_one():
-    with pytest.raises(ConfigError, match=r"goal is 'synthetic'; allowed: report"):
-        plan(load_config(ROOT / "configs" / "synthetic.yaml"))
+def test_relation_composition_is_priced_up_to_its_budget(capsys):
+    config = load_config(RELATIONS)
+    made, study = plan(config), config.synthetic
+    runs = [job for job in jobs(config) if job.rule == "synthetic_train"]
+    assert len(runs) == len(shapes.runs(study)) == 108
+    assert made["rules"]["synthetic_train"]["cpu_hours"] == pytest.approx(108 * (240 + 8) / 3600, rel=0.01)
+    assert list(made["rules"]) == ["synthetic_data", "synthetic_train", "synthetic_report"]
+    free = parse_config({"goal": "synthetic", "synthetic": {"budget": {"epochs": 2}}, "plan": {"total_gpus": 0}})
+    priced = {job.name: job for job in jobs(free)}
+    part = shapes.train_slice(free.synthetic, "binary", "iha", 1e-3, 0)
+    job = priced["synthetic_train-binary-iha-lr0.001-seed0"]
+    seen = 2 * (40_000 * 3 + 5_000) + 5_000
+    assert job.flops == pytest.approx(part.flops / 40_000 / 3 * seen)
+    assert job.seconds == pytest.approx(120 + job.flops / 15e9 + 2 * 157 * 0.004)
+    main(["plan", "--config", str(RELATIONS)])
+    assert "tokens/s" not in capsys.readouterr().out
+
+
+def test_studies_run_on_a_gpu_if_there_is_one_except_the_separation():
+    raw = {"synthetic": {}, "separation": {}}
+    gpus = {goal: jobs(parse_config({"goal": goal, **raw}))[-2:][0].gpus for goal in ("synthetic", "separation")}
+    assert gpus == {"synthetic": 1, "separation": 0}
+    (job,) = jobs(parse_config({"goal": "separation", "separation": {"cpu_seconds": 60}}))
+    assert job.seconds == 120 + 60
+
+
+@pytest.mark.parametrize(("task", "layer", "size", "heads"), [("filters", "iha", 9, 3), ("cpm", "iha", 4, 4),
+                                                              ("filters_free", "mha", 4, 2), ("cpm", "mha", 9, 1)])  # fmt: skip
+def test_points_of_the_separation_cost_what_torch_counts(task, layer, size, heads):
+    from torch import Generator
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from iha.separation import learn, price
+
+    config, point = SeparationConfig(), Point(task, layer, size, heads)
+    model, drawn = learn.learner(config, point, 0), learn.draw_task(config, point, 0)
+    x, _ = drawn.batch(price.recipe(config, point).batch, Generator().manual_seed(0))
+    with FlopCounterMode(display=False) as counted:
+        model(x)
+    assert price.forward_flops(config, point) == counted.get_total_flops()
+
+
+def test_a_prompt_is_read_once_however_many_answers_are_drawn():
+    config = load_config(PAPER)
+    machine = Machine(config, config.variant("global").attention)
+    seconds = machine.answer_seconds
+    reading = seconds(100, 1, 4096, 0)
+    assert seconds(100, 16, 4096, 0) == reading > 0
+    batch = seconds(1, 1, 4096, 8) - seconds(1, 1, 4096, 0)
+    assert seconds(100, 16, 4096, 8) == pytest.approx(reading + 100 * batch)
+    assert seconds(100, 1, 4096, 8) == pytest.approx(reading + 7 * batch)
 
 
 def test_the_profile_starts_as_many_ranks_as_are_priced():
@@ -154,7 +210,15 @@ def test_after_a_run_actual_stands_beside_predicted(tmp_path, capsys, monkeypatc
     held.mkdir(parents=True)
     (held / "rank_0.safetensors").write_bytes(b"x" * 1000)
     (held.parent / "latest").symlink_to(held.name)
+    (folder / "synthetic_train-binary-mha-lr0.001-seed0.tsv").write_text(f"{head}7.0\t0\t1\t1\t1\t1\t1\t1\t1\t1\n")
+    run = tmp_path / "state/smoke/synthetic/binary/mha-lr0.001-seed0/checkpoints/step_00000032"
+    run.mkdir(parents=True)
+    (run / "rank_0.safetensors").write_bytes(b"x" * 30)
     made = plan(load_config(SMOKE))
+    relation = made["rules"]["synthetic_train"]["actual"]
+    assert (relation["jobs"], relation["checkpoint_bytes"]) == (1, 30)
+    assert relation["cpu_hours"] == pytest.approx(7 / 3600)
+    assert relation["predicted_cpu_hours"] == pytest.approx(8 / 3600, rel=0.2)
     row = made["rules"]["pretrain"]
     predicted = next(j.cpu_hours for j in jobs(load_config(SMOKE)) if j.name == "pretrain-iha-seed1")
     assert row["actual"]["jobs"] == 1
@@ -162,7 +226,7 @@ def test_after_a_run_actual_stands_beside_predicted(tmp_path, capsys, monkeypatc
     assert row["actual"]["predicted_cpu_hours"] == pytest.approx(predicted)
     assert row["actual"]["memory_bytes_per_rank"] == 500 * 2**20
     assert row["actual"]["checkpoint_bytes"] == 1000
-    assert made["total"]["actual"]["jobs"] == 2
+    assert made["total"]["actual"]["jobs"] == 3
     assert "actual" not in made["rules"]["sft"]
     main(["plan", "--config", str(SMOKE)])
     assert "so far" in capsys.readouterr().out
@@ -176,8 +240,12 @@ def test_what_is_too_large_is_said(capsys, tmp_path):
 
 
 def test_the_plan_is_made_without_torch():
-    code = "import sys; from iha.cli import main; main(['plan']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    code = (
+        "import sys; from iha.cli import main; [main(['plan', '--config', path]) for path in sys.argv[1:]]; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, PAPER, SMOKE, SEPARATION]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def test_batches_are_priced_as_they_are_decoded():

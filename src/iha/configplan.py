@@ -55,6 +55,13 @@ class PlanConfig(Frozen):
     decode_efficiency: Share = Field(0.40, description="share of the bandwidth in generation")
     answer_tokens: AnswerTokens = Field(default_factory=AnswerTokens)
     core_tokens_per_second: Amount = Field(1_000_000.0, description="tokens encoded or searched by one CPU core")
+    study_efficiency: Share = Field(
+        0.02, description="share of a GPU's peak in the small models of relation composition; a guess, not measured"
+    )
+    core_gflops: Amount = Field(
+        15.0, description="10^9 FLOP/s of one CPU core in the small models of the studies; measured 6 to 19 under load"
+    )
+    update_seconds: Cost = Field(0.004, description="of an update of such a model, however small: its calls")
     start_seconds: Cost = Field(120.0, description="imports, compilation, first batch of a training or evaluation")
     small_seconds: Cost = Field(30.0, description="a job that only prepares: ledger, items, tracking store, report")
     price_per_gpu_hour: Cost = Field(3.0, description="in `currency`")

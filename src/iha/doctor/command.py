@@ -76,10 +76,10 @@ def _no_job() -> Iterator[Outcome]:
 
 
 def disk(config: Config) -> Iterator[Outcome]:
-    """Room in the state folder for what `iha plan` says the run will keep; nothing to speak of with another goal."""
+    """Room in the state folder for what `iha plan` says the run will keep."""
     from iha.plan.jobs import jobs
 
-    found = jobs(config) if config.goal == "report" else []
+    found = jobs(config)
     data, runs = sum(job.data_bytes for job in found), sum(job.checkpoint_bytes for job in found)
     what = f"data {size(data)}, checkpoints and weights {size(runs)}"
     needed = data + runs + sum(job.log_bytes for job in found)

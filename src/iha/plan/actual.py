@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iha.config import Config
-from iha.plan.jobs import Job
-from iha.slices import SPLITS
+from iha.plan.job import Job
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ def measured(config: Config, jobs: list[Job]) -> dict[str, Actual]:
     """Every job that has a benchmark file below the config's results directory."""
     runtime = config.runtime
     folder = Path(runtime.results_dir) / config.experiment / "benchmarks"
-    state = Path(runtime.state_dir) / config.experiment / "runs"
+    state = Path(runtime.state_dir) / config.experiment
     found = {}
     for job in jobs:
         row = _last(folder / f"{job.name}.tsv")
@@ -49,9 +48,9 @@ def _number(text: str | None) -> float:
 
 
 def _held(state: Path, job: Job) -> float:
-    """Bytes of a training's checkpoints and final weights, 0 for other jobs."""
-    if job.rule not in SPLITS:
+    """Bytes of a job's checkpoints and final weights."""
+    if not job.state:
         return 0.0
-    _, variant, seed = job.name.split("-")
-    folder = state / variant / seed / job.rule
-    return float(sum(p.stat().st_size for p in folder.glob("*/**/*") if p.is_file() and not p.is_symlink()))
+    return float(
+        sum(p.stat().st_size for p in (state / job.state).glob("*/**/*") if p.is_file() and not p.is_symlink())
+    )

@@ -7,9 +7,9 @@ from typing import Any
 
 from iha.config import Config
 from iha.configplan import PlanConfig
-from iha.errors import ConfigError
 from iha.plan.actual import Actual, measured
-from iha.plan.jobs import Job, jobs
+from iha.plan.job import Job
+from iha.plan.jobs import jobs
 from iha.plan.schedule import critical_path, wall_seconds
 from iha.slices import SPLITS
 
@@ -18,17 +18,12 @@ def plan(config: Config) -> dict[str, Any]:
     """Price every job of a config.
 
     `rules`: sums by rule; `total`: sums, wall time on the GPUs there are; `critical_path`: the longest chain if there
-    were GPUs for all; `trainings`: speed by stage and variant. Hours, bytes, kWh and the config's currency. `actual`
-    stands beside the predictions of the jobs that have run.
+    were GPUs for all; `trainings`: speed of the language models by stage and variant. Hours, bytes, kWh and the
+    config's currency. `actual` stands beside the predictions of the jobs that have run.
 
     Raises:
-        ConfigError: a batch does not divide over its GPUs, or the config trains no language models.
+        ConfigError: a batch does not divide over its GPUs.
     """
-    if config.goal != "report":
-        raise ConfigError(
-            f"goal is {config.goal!r}; allowed: report (a {config.goal} run has no jobs to price: its section of the "
-            f"config says how long it may take)."
-        )
     found = jobs(config)
     actual = measured(config, found)
     chain, names = critical_path(found)
@@ -95,13 +90,13 @@ def _actual(ended: list[Job], plan: PlanConfig, actual: dict[str, Actual]) -> di
 
 def _trainings(config: Config, found: list[Job]) -> dict[str, dict[str, dict[str, float]]]:
     """Tokens/s of one GPU (or of the job's cores), and the share of the peak by the ledger's count and by 12 L D S."""
-    table: dict[str, dict[str, dict[str, float]]] = {stage: {} for stage in SPLITS}
+    table: dict[str, dict[str, dict[str, float]]] = {}
     for job in found:
-        if job.rule in table:
+        if job.rule in SPLITS:
             busy = job.seconds - config.plan.start_seconds
             units = job.gpus or config.runtime.threads
             peak = busy * units * config.plan.peak_tflops * 1e12
-            table[job.rule].setdefault(
+            table.setdefault(job.rule, {}).setdefault(
                 job.name.split("-")[1],
                 {
                     "tokens_per_second": job.tokens / busy / units,

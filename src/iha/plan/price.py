@@ -113,15 +113,15 @@ class Machine:
         total = self.model.params()["total"]
         return total * (SAVED_BYTES * (self.recipe(stage).keep_checkpoints + 2) + 4)
 
-    def answer_seconds(self, answers: int, prompt: int, length: int) -> float:
-        """Time to read `answers` prompts and write as many answers of `length` tokens, in the config's batches."""
+    def answer_seconds(self, questions: int, samples: int, prompt: int, length: int) -> float:
+        """Time to read each question's prompt once and write `samples` answers of `length` tokens to it, in batches."""
         plan, batch = self.config.plan, self._rows(prompt + length)
         work, units = self.model.forward(prompt), self.units(self.evaluating)
         peak = plan.peak_tflops * 1e12 * units
         reading = (work.total - work.attention) / plan.matmul_efficiency + work.attention / self._attention_share()
         moved = 2 * self.model.params()["total"] + batch * self.model.cache_bytes(prompt + length // 2)
         writing = length * moved / (plan.bandwidth_gb_s * 1e9 * units * plan.decode_efficiency)
-        return answers * reading / peak + -(-answers // batch) * writing
+        return questions * reading / peak + -(-questions * samples // batch) * writing
 
     def answer_memory(self, length: int) -> float:
         """Bytes of weights and of the caches of a batch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-from iha.plan.jobs import Job
+from iha.plan.job import Job
 
 
 def critical_path(jobs: list[Job]) -> tuple[float, list[str]]:

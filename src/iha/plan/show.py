@@ -23,10 +23,10 @@ def plan_text(plan: dict[str, Any], memory_gb: float) -> str:
         "",
         f"wall time on the GPUs and cores there are: {hours(total['wall_hours'])}; cost in {plan['currency']}.",
         f"critical path, {hours(chain['hours'])}: {' > '.join(chain['jobs'])}",
-        "",
-        f"trainings on {plan['device']}, tokens/s per GPU or job on CPU (share of the peak by the ledger):",
-        _speeds(plan["trainings"]),
     ]
+    if plan["trainings"]:
+        what = f"trainings on {plan['device']}, tokens/s per GPU or job on CPU (share of the peak by the ledger):"
+        lines += ["", what, _speeds(plan["trainings"])]
     over = [name for name, row in rules.items() if row["gpu_hours"] and row["memory_bytes_per_rank"] > memory_gb * 1e9]
     lines += [f"\nwarning: {name} needs more memory per GPU than the {memory_gb:g} GB there are." for name in over]
     if "actual" in total:
