@@ -93,6 +93,14 @@ def test_gsm_01_official_and_own_scores_stand_apart():
     assert (scores["em"], scores["strict"], scores["flexible"]) == (1.0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_record_holds_the_question_without_examples_and_the_gold(chat):
+    outcome = run(gold_oracle("gsm8k"), "gsm8k", settings=CHAT if chat else BASE)
+    for record in outcome.records:
+        assert record.question.startswith("Question: ") and record.question.count("Question: ") == 1
+        assert record.gold.rpartition("#### ")[2].isdigit()
+
+
 def test_gsm_03_a_tie_shares_its_credit():
     def tie(doc, number):
         gold = int(doc["answer"].rpartition("#### ")[2])
@@ -277,7 +285,7 @@ def test_records_are_whole_and_equal_records_are_equal_bytes(tmp_path):
     assert sha256_file(tmp_path / "a") == sha256_file(tmp_path / "b")
     first, _ = read(tmp_path / "a")
     assert first["answers"] == [{"text": "x ?", "extracted": "7", "correct": True, "finish": "eos", "draw": "greedy"}]
-    assert set(first) == {"benchmark", "task", "item", "prompt_sha", "length", "answers", "scores", "depth"}
+    assert set(first) == {"benchmark", "task", "item", "prompt_sha", "length", "answers", "scores", "depth", "question", "gold"}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import json
 import pytest
 from reports import row, whole
 
+from iha.manifest import FileEntry
 from iha.report.answers import Place, answers_section, chosen
 from iha.report.curves import cost_curves
 from iha.report.depth import depth_section, depths
@@ -78,11 +79,49 @@ def test_answers_shown_are_the_first_on_which_variants_differ(tmp_path):
             v, 1, "reasoning", "sft", [row("gsm8k", "p1", 0.0)], {("gsm8k", "p1"): [float(r) for r in right]}
         )
     items = chosen(world.results)
-    assert Place("sft", "gsm8k", "gsm8k", None, 1) in items
-    assert [place.benchmark for place in items if place.model == "sft"] == ["gsm8k"]
+    assert [item.place for item in items if item.place.model == "sft"] == [Place("sft", "gsm8k", "gsm8k", None, 1)]
     body = answers_section(found(world, tmp_path)).body
-    assert "GSM8K, item 1, after fine-tuning: 1 of 2 right" in body
+    assert "GSM8K, item 1, after fine-tuning: 1 of 2 right (IHA)" in body
+    assert "IHA: right" in body
+    assert "Question" not in body, "runs of earlier versions kept none"
     assert "answer of iha &lt;1&gt; \ufffd" in body, "markup and control characters are text"
+
+
+def test_the_question_stands_above_the_answers_whole_behind_a_fold(tmp_path):
+    world = whole(tmp_path, variants=("global", "iha"))
+    world.inputs = {n: m for n, m in world.inputs.items() if n.startswith("eval:") and ":sft" in n}
+    asked = {"question": f"{'word ' * 200}<end>?", "gold": "#### 7"}
+    for v in world.variants:
+        path = tmp_path / f"evals/{v}/seed1/reasoning.sft.samples.jsonl.gz"
+        with gzip.open(path, "rt") as handle:
+            lines = [json.loads(line) for line in handle]
+        with gzip.open(path, "wt") as handle:
+            handle.writelines(f"{json.dumps({**line, **asked})}\n" for line in lines)
+    body = answers_section(found(world, tmp_path)).body
+    assert body.count("<h4>Question</h4>") == body.count("<pre>#### 7</pre>") == 3
+    first = body[body.index("Question") : body.index("Gold answer")]
+    assert f"<pre>{('word ' * 200)[:600]}…</pre>" in first
+    assert "all 1,006 characters" in first
+    assert "&lt;end&gt;?</pre></details>" in first
+
+
+def test_a_ruler_question_comes_from_its_items(tmp_path):
+    world = whole(tmp_path, variants=("global", "iha"))
+    for v in world.variants:
+        lines = [row("ruler", "official", 0.0, task="vt", length=512)]
+        world.evaluate(v, 1, "ruler", "long", lines, {("ruler", "official"): [0.0, 1.0]}, task="vt", length=512)
+    items = [
+        {"index": i, "input": f"Find {i}.", "answer_prefix": " Answer:", "outputs": ["a", "b"]} for i in range(2)
+    ]
+    path = tmp_path / "ruler/512/vt.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(f"{json.dumps(item)}\n" for item in items))
+    files = {"vt": FileEntry(path="ruler/512/vt.jsonl", sha256="0" * 64, bytes=1)}
+    world.inputs["ruler:512"] = world.inputs["ruler:512"].model_copy(update={"files": files})
+    (item,) = (item for item in chosen(world.results) if item.place.benchmark == "ruler")
+    assert (item.question, item.gold) == ("Find 0. Answer:", "a, b")
+    path.unlink()
+    assert [i.question for i in chosen(world.results) if i.place.benchmark == "ruler"] == [None]
 
 
 def test_an_item_that_a_variant_lacks_is_not_shown(tmp_path):
@@ -93,7 +132,7 @@ def test_an_item_that_a_variant_lacks_is_not_shown(tmp_path):
         lines = [line for line in handle if json.loads(line)["benchmark"] != "mbpp"]
     with gzip.open(path, "wt") as handle:
         handle.writelines(lines)
-    assert {place.benchmark for place in chosen(world.results)} == {"gsm8k", "math500"}
+    assert {item.place.benchmark for item in chosen(world.results)} == {"gsm8k", "math500"}
     path.unlink()
     assert answers_section(found(world, tmp_path)) is None
 

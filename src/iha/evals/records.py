@@ -32,7 +32,8 @@ class Graded:
 class Record:
     """Everything about one item: prompt, answers, and the score of each metric (None: not measured).
 
-    `depth`: where a RULER item's one needle stands in its context, 0 (start) to 1 (end).
+    `depth`: where a RULER item's one needle stands in its context, 0 (start) to 1 (end). `question`, `gold`: of a
+    reasoning benchmark, without the examples in front of it; RULER's lie with its items.
     """
 
     benchmark: str
@@ -43,6 +44,8 @@ class Record:
     answers: list[Graded] = field(default_factory=list)
     scores: dict[str, float | None] = field(default_factory=dict)
     depth: float | None = None
+    question: str | None = None
+    gold: str | None = None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from iha.evals.scores import majority, pass_at_k
 from iha.evals.tasks import BENCHMARKS, Benchmark, free_shots, official_scores, requests
 
 if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
     from lm_eval.api.model import LM
     from lm_eval.api.task import ConfigurableTask
 
@@ -78,10 +79,13 @@ class _Run:
         shots = 0 if settings.chat else (settings.shots if free_shots(task) else None)
         template = getattr(lm, "apply_chat_template", None) if settings.chat else None
         self.requests = requests(task, limit=settings.limit, shots=shots, template=template)
-        self.records = [
-            Record(benchmark.name, benchmark.task, index, prompt_sha(request.args[0]))
-            for index, request in enumerate(self.requests)
-        ]
+        self.records = [self._record(index, request) for index, request in enumerate(self.requests)]
+
+    def _record(self, index: int, request: Instance) -> Record:
+        record = Record(self.benchmark.name, self.benchmark.task, index, prompt_sha(request.args[0]))
+        record.question = str(self.task.doc_to_text(request.doc)).strip()
+        record.gold = self.benchmark.gold(request.doc).strip()
+        return record
 
     def rows(self, source: str) -> list[Row]:
         """Answer, grade, score, summarise."""

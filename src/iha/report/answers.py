@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,8 @@ from iha.report.collect import Results, read_lines
 from iha.report.format import BENCHMARKS, display
 from iha.report.section import Findings, Section
 
-#: Characters shown of an answer.
-SHOWN = 600
+#: Characters of a text that are shown at once, and of one that is unfolded (RULER's fill whole contexts).
+SHOWN, WHOLE = 600, 40_000
 STAGES = {"base": "after pretraining", "sft": "after fine-tuning", "long": "after context extension"}
 VERDICTS = {True: "right", False: "wrong", None: "not judged"}
 
@@ -34,29 +35,55 @@ class Place:
         return f"{BENCHMARKS[self.benchmark]}{task}{length}, item {self.item}, {STAGES[self.model]}"
 
 
-def chosen(results: Results) -> dict[Place, dict[str, dict[str, Any]]]:
+@dataclass(frozen=True)
+class Item:
+    """What was asked, the right answer (both None where nobody kept them), and each variant's first answer."""
+
+    place: Place
+    question: str | None
+    gold: str | None
+    said: dict[str, dict[str, Any]]
+
+
+def chosen(results: Results) -> list[Item]:
     """One item of each benchmark and checkpoint, with every variant's first answer to it (first seed).
 
     The first item on which the variants' verdicts differ, else the first one: chosen by rule, not by eye.
     """
     seed = results.part.seeds[0]
     found: dict[Place, dict[str, dict[str, Any]]] = {}
+    asked: dict[Place, tuple[str | None, str | None]] = {}
     for (variant, at, model), paths in results.samples.items():
         if at != seed:
             continue
         for line in (line for path in paths for line in read_lines(path) if line.get("answers")):
             place = Place(model, line["benchmark"], line["task"], line.get("length"), line["item"])
             found.setdefault(place, {})[variant] = line["answers"][0]
+            asked.setdefault(place, (line.get("question"), line.get("gold")))
     whole = {p: said for p, said in found.items() if len(said) == len(results.part.variants)}
     groups: dict[tuple[str, str], list[Place]] = {}
     for place in whole:
         groups.setdefault((place.model, place.benchmark), []).append(place)
     picked = [next((p for p in places if _differ(whole[p])), places[0]) for places in groups.values()]
-    return {p: {v: whole[p][v] for v in results.part.variants} for p in picked}
+    return [Item(p, *(_ruler(results, p) or asked[p]), {v: whole[p][v] for v in results.part.variants}) for p in picked]
 
 
 def _differ(said: dict[str, dict[str, Any]]) -> bool:
     return len({answer.get("correct") for answer in said.values()}) > 1
+
+
+def _ruler(results: Results, place: Place) -> tuple[str, str] | None:
+    """Question and gold of a RULER item, from the items themselves; None for others and if they are gone."""
+    entry = results.inputs[name].files.get(place.task) if (name := f"ruler:{place.length}") in results.inputs else None
+    path = results.state / entry.path if entry else None
+    if place.benchmark != "ruler" or path is None or not path.exists():
+        return None
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            item = json.loads(line)
+            if item["index"] == place.item:
+                return f"{item['input']}{item['answer_prefix']}", ", ".join(item["outputs"])
+    return None
 
 
 def answers_section(found: Findings) -> Section | None:
@@ -66,26 +93,38 @@ def answers_section(found: Findings) -> Section | None:
         return None
     intro = (
         "<p>One item of each benchmark, the first on which the variants' verdicts differ, else the first of the list; "
-        f"first seed, first answer, at most {SHOWN} characters.</p>\n"
+        "first seed, first answer. A base model sees examples before the question.</p>\n"
     )
-    return Section("answers", "Sample answers", intro + "".join(_item(place, said) for place, said in items.items()))
+    return Section("answers", "Sample answers", intro + "".join(map(_item, items)))
 
 
-def _item(place: Place, said: dict[str, dict[str, Any]]) -> str:
-    cards = "".join(_card(variant, answer) for variant, answer in said.items())
-    right = sum(answer.get("correct") is True for answer in said.values())
-    summary = f"{html.escape(place.title)}: {right} of {len(said)} right"
-    return f'<details><summary>{summary}</summary><div class="cards">{cards}</div></details>\n'
+def _item(item: Item) -> str:
+    right = [display(v) for v, answer in item.said.items() if answer.get("correct") is True]
+    count = f"{len(right)} of {len(item.said)} right"
+    names = f" ({', '.join(right)})" if 0 < len(right) < len(item.said) else ""
+    asked = "" if item.question is None else f"<h4>Question</h4>{_text(item.question)}"
+    gold = "" if item.gold is None else f"<h4>Gold answer</h4>{_text(item.gold)}"
+    cards = "".join(_card(variant, answer) for variant, answer in item.said.items())
+    summary = f"{html.escape(item.place.title)}: {count}{html.escape(names)}"
+    return f'<details><summary>{summary}</summary>\n{asked}{gold}<div class="cards">{cards}</div></details>\n'
+
+
+def _text(text: str) -> str:
+    """A text, its start alone if it is long, with the whole behind a fold."""
+    clean = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    if len(clean) <= SHOWN:
+        return f"<pre>{html.escape(clean) or '(empty)'}</pre>"
+    whole = clean if len(clean) <= WHOLE else f"{clean[: WHOLE // 2]}\n[…]\n{clean[-WHOLE // 2 :]}"
+    start = f"<pre>{html.escape(clean[:SHOWN])}…</pre>"
+    return f"{start}<details><summary>all {len(clean):,} characters</summary><pre>{html.escape(whole)}</pre></details>"
 
 
 def _card(variant: str, answer: dict[str, Any]) -> str:
-    text = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in answer["text"])
-    shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
     extracted = answer.get("extracted")
     short = "nothing" if extracted is None else extracted if len(extracted) <= 60 else f"{extracted[:60]}…"
     verdict = VERDICTS[answer.get("correct")]
-    facts = f"{verdict} · extracted: {short} · ended: {answer.get('finish', 'unknown')}"
+    facts = f"extracted: {short} · ended: {answer.get('finish', 'unknown')}"
     return (
-        f"<div><h4>{html.escape(display(variant))}</h4><pre>{html.escape(shown) or '(empty)'}</pre>"
-        f"<small>{html.escape(facts)}</small></div>"
+        f'<div class="{verdict.replace(" ", "-")}"><h4>{html.escape(display(variant))}: {verdict}</h4>'
+        f"{_text(answer['text'])}<small>{html.escape(facts)}</small></div>"
     )
