@@ -353,7 +353,7 @@ def test_a_build_that_had_only_to_write_its_manifest_encodes_nothing_twice(tmp_p
     assert build(part, tmp_path / "cut") == clean
 
 
-@pytest.mark.parametrize("change", ["slice", "code", "shard", "journal"])
+@pytest.mark.parametrize("change", ["slice", "code", "cut", "bit", "gone", "journal"])
 def test_another_build_is_not_continued(tmp_path, monkeypatch, caplog, change):
     path = write_rows(tmp_path / "a.jsonl", [{"text": f"cat {i} {TEXT[: i * 20]}"} for i in range(30)])
     part, state = text_slice(path, shard_tokens=900), tmp_path / "state"
@@ -361,8 +361,13 @@ def test_another_build_is_not_continued(tmp_path, monkeypatch, caplog, change):
         stop_after(patch, 2)
         tokenise.build(part, tokenizer(), state, 1, "code")
     folder = state / "data/pretrain"
-    if change == "shard":
-        (folder / "shard_00000.ds").write_bytes(b"cut")
+    first = folder / "shard_00000.ds"
+    if change == "cut":
+        first.write_bytes(first.read_bytes()[:-2])
+    if change == "bit":  # of its size
+        first.write_bytes(bytes([first.read_bytes()[0] ^ 1]) + first.read_bytes()[1:])
+    if change == "gone":
+        first.unlink()
     if change == "journal":
         (folder / "progress.json").write_text('{"key": ')
     other = part.model_copy(update={"shard_tokens": 800}) if change == "slice" else part
@@ -370,4 +375,5 @@ def test_another_build_is_not_continued(tmp_path, monkeypatch, caplog, change):
     clean = tokenise.build(other, tokenizer(), tmp_path / "clean", 1)
     assert built == clean
     assert "going on" not in caplog.text
+    assert ("shard_00000.ds: not as it was written" in caplog.text) == (change in ("cut", "bit", "gone"))
     assert shard_bytes(state) == shard_bytes(tmp_path / "clean")

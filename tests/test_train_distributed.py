@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch.distributed.fsdp  # both imported here once: the forked ranks inherit them
-from trainlab import Bigram, Fixed, Lab, make_loop, plain_store, recipe, train_slice
+from trainlab import Bigram, Fixed, Lab, make_loop, packed_store, plain_store, recipe, train_slice
 
 from iha.config import ModelConfig
 from iha.stages.common import RESUMABLE
@@ -104,6 +104,16 @@ def test_a_refusal_on_the_lead_rank_is_every_ranks(tmp_path):
     for code, text in lab.ranks(PART, 2):
         assert code == 2
         assert "inputs.store" in text
+
+
+def test_data_changed_in_place_are_seen_by_whichever_rank_hashes_them(tmp_path):
+    lab = Lab(tmp_path)
+    lab.give("store", packed_store(lab.state))
+    documents = lab.state / "packed.doc"  # the second in size, so the second rank's
+    documents.write_bytes(bytes([1]) + documents.read_bytes()[1:])
+    for code, text in lab.ranks(PART, 2):
+        assert code == 2
+        assert "packed.doc: differs from its manifest" in text
 
 
 def test_a_batch_that_does_not_divide_is_refused(tmp_path):

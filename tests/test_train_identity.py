@@ -4,12 +4,15 @@ import json
 import os
 
 import pytest
+import torch
 
 from iha.data.stamps import write_stamps
 from iha.errors import CheckpointError, DataError
 from iha.manifest import Manifest, file_entry
+from iha.train.distributed import World
 from iha.train.identity import OTHER_CODE, check_data, claim
 
+ALONE = World(0, 1, torch.device("cpu"))
 BEGUN = {"slice": {"recipe": {"lr": 1e-3}}, "inputs": {"store": "aa"}}
 
 
@@ -39,13 +42,13 @@ def test_data_changed_before_the_first_start_are_refused(tmp_path, noted):
     store = Manifest(stage="tokenise", slice={}, code="c", files={shard.name: file_entry(shard, tmp_path)})
     if noted:
         write_stamps(store.files, tmp_path)
-    check_data(run, claim(run, BEGUN, "c1"), store, tmp_path)
+    check_data(run, claim(run, BEGUN, "c1"), store, tmp_path, ALONE)
     os.utime(shard, ns=(0, 0))
-    check_data(run, claim(run, BEGUN, "c1"), store, tmp_path)
+    check_data(run, claim(run, BEGUN, "c1"), store, tmp_path, ALONE)
     shard.write_bytes(bytes(7) + b"1")
     for folder in (run, tmp_path / "another"):
         with pytest.raises(DataError, match=r"shard_00000.ds: differs from its manifest"):
-            check_data(folder, claim(folder, BEGUN, "c1"), store, tmp_path)
+            check_data(folder, claim(folder, BEGUN, "c1"), store, tmp_path, ALONE)
 
 
 def test_a_broken_record_is_refused_and_nothing_is_removed(tmp_path):

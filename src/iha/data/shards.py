@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +17,9 @@ import numpy.typing as npt
 
 from iha.data.store import SUFFIX_TYPES
 from iha.data.stream import Mark
-from iha.manifest import FileEntry, atomic_path, write_json
+from iha.manifest import FileEntry, atomic_path, sha256_file, write_json
+
+log = logging.getLogger("iha")
 
 JOURNAL = "progress.json"
 
@@ -57,16 +61,24 @@ class Progress:
     files: dict[str, FileEntry] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, folder: Path, key: str, state: Path) -> Progress:
-        """The journal of `folder` if it is of the same build and its shards are there, else a fresh start."""
+    def load(cls, folder: Path, key: str, state: Path, workers: int = 1) -> Progress:
+        """The journal of `folder` if it is of the same build and its shards are what it says, else a fresh start.
+
+        Shards are hashed, on `workers` threads: about a second per GiB of one core.
+        """
         try:
             raw = json.loads((folder / JOURNAL).read_text())
             files = {name: FileEntry.model_validate(entry) for name, entry in raw["files"].items()}
-            sizes = all((state / entry.path).stat().st_size == entry.bytes for entry in files.values())
             found = cls(raw["key"], Mark(**raw["mark"]), Counts(**raw["counts"]), raw["shards"], files)
         except (OSError, ValueError, KeyError, TypeError):
             return cls(key)
-        return found if sizes and found.key == key else cls(key)
+        if found.key != key:
+            return cls(key)
+        spoilt = next((path for path, whole in _looked_at(files, state, workers) if not whole), None)
+        if spoilt is None:
+            return found
+        log.warning("%s: not as it was written: the store is made again from its first shard.", spoilt)
+        return cls(key)
 
     def save(self, folder: Path) -> None:
         """Write the journal, atomically."""
@@ -95,6 +107,20 @@ class Progress:
         self.shards.append({"file": f"{stem.name}.ds", "tokens": ends[-1], "docs": docs})
         self.counts.n_tokens += ends[-1]
         self.counts.n_docs += docs
+
+
+def _looked_at(files: Mapping[str, FileEntry], state: Path, workers: int) -> Iterator[tuple[Path, bool]]:
+    """Each file and whether its content is what the entry says."""
+
+    def whole(entry: FileEntry) -> bool:
+        path = state / entry.path
+        try:
+            return path.stat().st_size == entry.bytes and sha256_file(path) == entry.sha256
+        except OSError:
+            return False
+
+    with ThreadPoolExecutor(workers) as pool:
+        yield from zip([state / entry.path for entry in files.values()], pool.map(whole, files.values()), strict=True)
 
 
 class _Files:

@@ -47,7 +47,7 @@ def build(part: TokeniseSlice, tokenizer: Tokenizer, state: Path, workers: int, 
     folder = state / "data" / part.split
     folder.mkdir(parents=True, exist_ok=True)
     sources = corpus.describe(part.data)
-    progress = Progress.load(folder, _key(part, tokenizer, sources, code), state)
+    progress = Progress.load(folder, _key(part, tokenizer, sources, code), state, workers)
     earlier = set(progress.files)
     clear(folder, {*earlier, JOURNAL})
     if progress.shards:

@@ -58,7 +58,7 @@ def train(part: TrainSlice, context: Context) -> Made:
 
 
 def _enter(run: Run, held: ExitStack) -> dict[str, Any]:
-    """Lead rank: take the lease and check the directory; its failure is every rank's."""
+    """Lead rank: take the lease and check the directory; all: check the data. A failure is every rank's."""
     record: dict[str, Any] = {}
     failure: UserError | None = None
     if run.world.leads:
@@ -66,12 +66,12 @@ def _enter(run: Run, held: ExitStack) -> dict[str, Any]:
             held.enter_context(lease(run.folder))
             record = identity.claim(run.folder, run.begun_with(), run.context.code)
             run.context.verify("parent")
-            identity.check_data(run.folder, record, run.context.inputs["store"], run.context.state)
         except UserError as error:
             failure = error
     failure = run.world.lead(failure)
     if failure is not None:
         raise failure
+    identity.check_data(run.folder, record, run.context.inputs["store"], run.context.state, run.world)
     return record
 
 
