@@ -185,7 +185,7 @@ def answers(model: Transformer, jobs: list[Job]) -> dict[tuple[int, int], str]:
 
 def decode(repeats: int) -> dict[str, float]:
     """A ragged batch of 16, greedy."""
-    from iha.evals.generate import left_pad
+    from iha.evals.prefill import left_pad
 
     ours = network()
     theirs = llama(ours)

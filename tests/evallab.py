@@ -128,6 +128,9 @@ class _Rows(SimpleNamespace):
     def select(self, rows):
         return _Rows([self.keys[i] for i in rows.tolist()], self.step)
 
+    def join(self, others):
+        return _Rows([key for part in (self, *others) for key in part.keys], self.step)
+
 
 class Oracle(LM):
     """An lm-eval model that answers request number n of a document with `answer(document, n)`."""

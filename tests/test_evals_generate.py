@@ -13,6 +13,7 @@ from evallab import KINDS, Catch, Scripted, draws, greedy, ids, net
 from iha.evals.companion import gold_scores
 from iha.evals.generate import Generator, Job
 from iha.evals.journal import Journal
+from iha.evals.prefill import PASS_TOKENS, alike, prefill
 from iha.evals.sampling import Draw, Sampling, choose, uniform
 
 
@@ -126,21 +127,49 @@ def test_finished_rows_leave_the_batch_and_samples_share_one_prefill():
     assert model.prompts == [list(two), list(one)], "the longest first"
 
 
-def test_batches_hold_alike_jobs_within_their_two_limits():
-    model = Scripted({30: [20]})
-    sizes = [1000, 900, 750, 400, 390, 380]
+def batches(sizes, **limits):
+    """Rows of the first decode step of each batch, for prompts that want two tokens."""
+    model = Scripted({30: [20, 21]})
     jobs = [Job((*prompt(n - 5, n)[:-1], 30), (greedy(5),)) for n in sizes]
-    run(model, jobs, batch_size=8)
-    assert [rows for rows, tokens in model.forwards if tokens > 1] == [3, 3]
-    model.forwards.clear()
-    run(model, jobs, batch_size=8, batch_tokens=2000)
-    assert [rows for rows, tokens in model.forwards if tokens > 1] == [2, 1, 3]
-    model.forwards.clear()
-    run(model, jobs, batch_size=2)
-    assert [rows for rows, tokens in model.forwards if tokens > 1] == [2, 1, 2, 1]
-    model.forwards.clear()
-    run(model, [Job((*prompt(n - 5, n)[:-1], 30), (greedy(5),)) for n in (200, 90, 60)], batch_size=8)
-    assert [rows for rows, tokens in model.forwards if tokens > 1] == [3], "little padding beats more steps"
+    run(model, jobs, **limits)
+    assert [len(p) + 5 for p in model.prompts] == sorted(sizes, reverse=True)
+    return [rows for rows, tokens in model.forwards if tokens == 1][::2]
+
+
+def test_batches_hold_alike_jobs_within_their_two_limits():
+    sizes = [1000, 900, 750, 400, 390, 380]
+    assert batches(sizes, batch_size=8) == [3, 3]
+    assert batches(sizes, batch_size=8, batch_tokens=2000) == [2, 1, 3]
+    assert batches(sizes, batch_size=2) == [2, 1, 2, 1]
+    assert batches((200, 90, 60), batch_size=8) == [3], "little padding beats more steps"
+
+
+def test_prompts_of_a_batch_are_prefilled_in_parts_of_like_length():
+    """16 tokens of padding cost as much as a pass on a CPU: 40, 35, 30 bear 15, the fourth would make it 31."""
+    parts = [list(map(len, part)) for part in alike([range(n) for n in (40, 35, 30, 24, 24, 3)], 16)]
+    assert parts == [[40, 35, 30], [24, 24], [3]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_prefilled_in_parts_equal_rows_prefilled_together(kind, monkeypatch):
+    """Local windows are 4 tokens here: prompts below, at and far above them."""
+    prompts = [prompt(n, n) for n in (60, 40, 39, 6, 4, 2)]
+    logits = []
+    for spare in (0, 16, 10_000):
+        monkeypatch.setitem(PASS_TOKENS, "cpu", spare)
+        with torch.no_grad():
+            cache, first = prefill(net(kind), prompts, tokenizer().pad, torch.device("cpu"))
+            steps = [net(kind)(torch.full((6, 1), 20 + i), cache=cache)[:, -1] for i in range(5)]
+        assert cache.length == 65 and cache.longest_pad == 58
+        logits.append(torch.stack([first, *steps]))
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], rtol=0, atol=2e-4)
+
+
+def test_an_empty_cache_is_not_joined():
+    model = net("global")
+    with pytest.raises(ValueError, match="empty"):
+        model.new_cache(1).join([model.new_cache(1)])
 
 
 @pytest.mark.parametrize("kind", KINDS)

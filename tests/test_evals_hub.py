@@ -20,8 +20,8 @@ from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 
 from iha.cli import main
-from iha.evals.generate import left_pad
 from iha.evals.lm import IhaLM
+from iha.evals.prefill import left_pad
 from iha.hub.export import export_model
 from iha.hub.folders import tokenizer_of
 from iha.modelfile import load_model, save_model

@@ -5,6 +5,7 @@ Or, on request, an interleaved layer's base keys and values: P times smaller, mi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -36,6 +37,11 @@ class LayerCache:
         return self._stop - self._start
 
     @property
+    def device(self) -> torch.device | None:
+        """Where the entries are; None: there are none yet."""
+        return None if self._k is None else self._k.device
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the entries held (not of the slack)."""
         return sum(x.element_size() * x[:, :, : self.entries].numel() for x in (self._k, self._v) if x is not None)
@@ -64,9 +70,27 @@ class LayerCache:
         """The cache of those rows of the batch, in that order; a row may repeat."""
         chosen = type(self)(self.keep, self.dtype)
         if self._k is not None and self._v is not None:
-            chosen._k, chosen._v = (self._live(x).index_select(0, rows) for x in (self._k, self._v))
-            chosen._stop = self.entries
+            chosen._store(*(self._live(x).index_select(0, rows) for x in (self._k, self._v)))
         return chosen
+
+    def join(self, others: Sequence[LayerCache]) -> LayerCache:
+        """One cache of all rows; those that hold fewer entries are filled up with zeros at the front.
+
+        Raises:
+            ValueError: one of them is empty.
+        """
+        joined = type(self)(self.keep, self.dtype)
+        joined._stop = max(part.entries for part in (self, *others))
+        room = self._room(joined._stop)
+        joined._k, joined._v = (
+            _stacked(parts, room) for parts in zip(*(part._held() for part in (self, *others)), strict=True)
+        )
+        return joined
+
+    def _held(self) -> tuple[Tensor, Tensor]:
+        if self._k is None or self._v is None:
+            raise ValueError("an empty cache cannot be joined: its width is not known yet")
+        return self._live(self._k), self._live(self._v)
 
     def _live(self, buffer: Tensor) -> Tensor:
         return buffer[:, :, self._start : self._stop]
@@ -78,13 +102,25 @@ class LayerCache:
     def _store(self, k: Tensor, v: Tensor) -> None:
         """Copy the visible tail into fresh buffers with room to grow."""
         kept = k.shape[2] if self.keep is None else min(k.shape[2], self.keep)
-        room = max(32, (kept if self.keep is None else self.keep) // 4)
-        self._k, self._v = (_roomy(x[:, :, x.shape[2] - kept :], kept + room) for x in (k, v))
+        self._k, self._v = (_roomy(x[:, :, x.shape[2] - kept :], kept + self._room(kept)) for x in (k, v))
         self._start, self._stop = 0, kept
+
+    def _room(self, kept: int) -> int:
+        return max(32, (kept if self.keep is None else self.keep) // 4)
 
 
 class BaseCache(LayerCache):
     """Base keys and values of one interleaved layer, before mixing: (B, 1, tokens, H d); `keep` counts tokens."""
+
+
+def _stacked(parts: Sequence[Tensor], room: int) -> Tensor:
+    """The rows of all parts, their ends flush, before `room` more entries."""
+    entries = max(part.shape[2] for part in parts)
+    rows, first = sum(part.shape[0] for part in parts), parts[0]
+    buffer = first.new_zeros(rows, first.shape[1], entries + room, first.shape[3])
+    for part, target in zip(parts, torch.split(buffer, [part.shape[0] for part in parts]), strict=True):
+        target[:, :, entries - part.shape[2] : entries] = part
+    return buffer
 
 
 def _roomy(x: Tensor, capacity: int) -> Tensor:
@@ -123,3 +159,25 @@ class KVCache:
         if self.pad is not None:
             chosen.set_pad(self.pad.index_select(0, rows))
         return chosen
+
+    def join(self, others: Sequence[KVCache]) -> KVCache:
+        """One cache of all rows, shorter ones padded on the left. Uses the parts up, layer by layer, to save memory.
+
+        Raises:
+            ValueError: a part holds no tokens yet.
+        """
+        if not others:
+            return self
+        parts = (self, *others)
+        length = max(part.length for part in parts)
+        pads = torch.cat([part._pads() + (length - part.length) for part in parts])
+        layers = [first.join([part.layers.pop(0) for part in others]) for first in self.layers]
+        joined = KVCache(layers, pads.numel())
+        joined.length = length
+        joined.set_pad(pads)
+        return joined
+
+    def _pads(self) -> Tensor:
+        if self.pad is not None:
+            return self.pad
+        return torch.zeros(self.batch, dtype=torch.long, device=self.layers[0].device)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from iha.evals.companion import GoldScore, continue_golds
+from iha.evals.prefill import prefill
 from iha.evals.sampling import Draw, choose, prompt_digest, uniform
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ Finish = Literal["stop", "eos", "length", "no_room"]
 #: Tokens (padding and room for the answer included) that one batch may hold: bounds the KV cache of long prompts.
 BATCH_TOKENS = 131_072
 #: A job shorter than this share of the batch's longest, and by more than so many tokens, starts a batch of its own:
-#: padding costs as much as text, but so does a decode step that fewer rows share.
+#: every step reads the padding of the cache, but a step that fewer rows share costs each of them more.
 _ALIKE, _PADDING = 0.7, 256
 _PROGRESS_SECONDS = 10.0
 
@@ -183,12 +184,10 @@ class Generator:
 
     def _decode(self, jobs: Sequence[Job], rows: list[_Row], listener: Listener, progress: _Progress) -> Iterator[_Row]:
         """Prefill each prompt of the batch once, give each row its copy, decode; rows come out as they end."""
-        distinct = list(dict.fromkeys(row.job for row in rows))
-        tokens, pad = left_pad([jobs[j].prompt for j in distinct], self.tokenizer.pad, self.device)
-        cache = self.model.new_cache(len(distinct))
-        logits = self.model(tokens, cache=cache, pad=pad if bool(pad.any()) else None, last_only=True)[:, -1]
+        distinct = sorted(dict.fromkeys(row.job for row in rows), key=lambda job: -len(jobs[job].prompt))
+        cache, logits = prefill(self.model, [jobs[job].prompt for job in distinct], self.tokenizer.pad, self.device)
         self._score_golds(jobs, distinct, rows, cache, logits, listener)
-        if len(distinct) < len(rows):
+        if distinct != [row.job for row in rows]:
             take = self._index([distinct.index(row.job) for row in rows])
             cache, logits = cache.select(take), logits[take]
         for step in count():
@@ -223,16 +222,6 @@ class Generator:
 
     def _index(self, rows: list[int]) -> Tensor:
         return torch.tensor(rows, device=self.device)
-
-
-def left_pad(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids (B, N) padded on the left, and the number of pads of each row (B,)."""
-    longest = max(len(p) for p in prompts)
-    ids = torch.full((len(prompts), longest), pad, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-    counts = torch.tensor([longest - len(p) for p in prompts], dtype=torch.long)
-    return ids.to(device), counts.to(device)
 
 
 class _Progress:
