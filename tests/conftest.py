@@ -1,4 +1,4 @@
-"""Shared by all tests: in CI a test that needs the sandbox or Slurm may not skip."""
+"""Shared by all tests: in CI a test that needs what IHA_REQUIRE names may not skip."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The LaTeX tables: built as LaTeX expects them, and compiled where a compiler is installed."""
+"""The LaTeX tables: built as LaTeX expects them, and compiled by a real one."""
 
 from __future__ import annotations
 
@@ -7,55 +7,76 @@ import shutil
 import subprocess
 
 import pytest
-from reports import whole
+from reports import manifest, whole
+from test_report_stage import run_stage
 
-from iha.report.ledger import flops_grid
-from iha.report.render import latex
-from iha.report.ruler import ruler, ruler_grid
-from iha.report.tables import paper_tables
-from iha.report.verdicts import claims_grid, judge
+from iha.report.latex import TALL, latex, tex_escape
+from iha.report.records import Grid, Text
 
 DOCUMENT = r"""\documentclass{article}
-\usepackage{booktabs,makecell}
+\usepackage{array,booktabs,graphicx,longtable}
 \begin{document}
 %s
 \end{document}
 """
+TOOL = next(filter(None, map(shutil.which, ("pdflatex", "tectonic"))), None)
 
 
-@pytest.fixture
-def grids(tmp_path):
-    world = whole(tmp_path, seeds=(1, 2))
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Every .tex file of a report by its name, odd characters in its texts."""
+    folder = tmp_path_factory.mktemp("latex")
+    world = whole(folder / "state", seeds=(1, 2))
     world.ledger({"iha": 0.01})
-    results = world.results
-    numbers = ruler(results)
-    tables = [grid for table in paper_tables(results) for grid in table.grids]
-    return [*tables, ruler_grid(results, numbers), flops_grid(results), claims_grid(results, judge(results, numbers))]
+    odd = "50 % of x_1 & {y} ~ #3 \\ ^ é … ≥ α 漢 < $ > and so on, long enough to be set in lines"
+    outcomes = [{"name": f"f{i}", "title": odd, "held": True, "seen": odd} for i in range(TALL + 40)]
+    world.inputs["faults"] = manifest("faults", {"outcomes": outcomes})
+    out = run_stage(world, folder)
+    return {path.stem: path.read_text() for path in sorted(out.parent.glob("*.tex"))}
 
 
-def test_every_row_has_its_columns_and_every_brace_its_partner(grids):
-    for grid in grids:
-        text = latex([grid])
+def test_every_table_of_the_page_is_there(tables):
+    assert set(tables) == {"table1", "table2", "ruler", "flops", "claims", "training", "faults"}
+    assert r"\begin{longtable}" in tables["faults"]
+    assert r"\begin{longtable}" not in tables["table1"]
+
+
+def test_every_row_has_its_columns_and_every_brace_its_partner(tables):
+    for name, text in tables.items():
         bare = re.sub(r"\\[\\{}&%$#_]", "", text)
-        assert bare.count("{") == bare.count("}"), grid.name
-        for name in ("table", "tabular"):
-            assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 1
-        columns = len(re.search(r"\\begin\{tabular\}\{(\w+)\}", text)[1])
-        body = text[text.index(r"\toprule") : text.index(r"\bottomrule")]
-        rows = [line for line in body.splitlines() if line.endswith(r" \\")]
-        assert len(rows) == len(grid.rows) + 1
-        assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {columns}
-        assert bare.count("$") % 2 == 0
+        assert bare.count("{") == bare.count("}"), name
+        assert bare.count("$") % 2 == 0, name
+        for environment in ("table", "tabular", "longtable"):
+            assert text.count(rf"\begin{{{environment}}}") == text.count(rf"\end{{{environment}}}")
+        parts = re.findall(r"\\begin\{(?:tabular|longtable)\}\{([^@\n]+)\}\n(.*?)\\bottomrule", text, re.S)
+        assert parts, name
+        for columns, body in parts:
+            wanted = len(re.sub(r">\{[^}]*\}p\{[^}]*\}", "p", columns))
+            rows = [line for line in body.splitlines() if line.endswith(r" \\")]
+            assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {wanted}, name
 
 
-def test_nothing_but_ascii_reaches_latex(grids):
-    for grid in grids:
-        assert set(latex([grid])) <= {chr(i) for i in (10, *range(32, 127))}, grid.name
+def test_nothing_but_ascii_reaches_latex(tables):
+    for name, text in tables.items():
+        assert set(text) <= {chr(i) for i in (10, *range(32, 127))}, name
+    assert tex_escape("é α ≥ 漢 …") == r"e $\alpha$ $\ge$ ? \ldots{}"
 
 
-@pytest.mark.skipif(not (shutil.which("tectonic") or shutil.which("pdflatex")), reason="no LaTeX here")
-def test_the_tables_compile(grids, tmp_path):
-    (tmp_path / "tables.tex").write_text(DOCUMENT % latex(grids))
-    tool = ["pdflatex", "-interaction=nonstopmode"] if shutil.which("pdflatex") else ["tectonic"]
-    done = subprocess.run([*tool, "tables.tex"], cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_long_texts_are_set_in_lines_and_numbers_to_the_right():
+    row = (Text("a claim that is a whole sentence of the paper"), Text("1.0"))
+    text = latex([Grid("g", "c", ("claim", "ours"), (row,))])
+    assert r"\begin{tabular}{>{\raggedright\arraybackslash}p{0.88\textwidth}r}" in text
+
+
+@pytest.mark.latex
+@pytest.mark.skipif(TOOL is None, reason="no LaTeX here")
+def test_the_tables_compile(tables, tmp_path):
+    (tmp_path / "tables.tex").write_text(DOCUMENT % "\n".join(tables.values()))
+    options = ["-interaction=nonstopmode", "-halt-on-error"] if TOOL.endswith("pdflatex") else []
+    done = subprocess.run([TOOL, *options, "tables.tex"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "tables.pdf").stat().st_size > 20_000
+    if options:
+        assert "Float too large" not in done.stdout
+        wide = [float(x) for x in re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide\) in alignment", done.stdout)]
+        assert max(wide, default=0) < 40, "tables keep to the width of the text"

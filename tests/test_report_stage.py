@@ -12,9 +12,10 @@ from reports import whole
 
 from iha.manifest import read_manifest, write_manifest
 from iha.report.figures import curve, smooth
+from iha.report.latex import latex, tex_escape
 from iha.report.ledger import flops_grid
 from iha.report.records import Grid, Text
-from iha.report.render import html_table, latex, tex_escape
+from iha.report.render import html_table
 
 FILES = {
     "table1.md", "table1.csv", "table1.tex", "table2.md", "table2.csv", "table2.tex", "ruler.md", "ruler.tex",

@@ -1,25 +1,19 @@
-"""Grids as Markdown, CSV, LaTeX and HTML. Plain text in, nothing computed here."""
+"""Grids as Markdown, CSV and HTML. Plain text in, nothing computed here."""
 
 from __future__ import annotations
 
 import csv
 import html
 import io
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from iha.manifest import atomic_path
 from iha.report.records import Grid, Text
 
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "Δ": r"$\Delta$", "–": "--", "×": r"$\times$",
-    "<": r"$<$", ">": r"$>$",
-}  # fmt: skip
 
-
-def _marks(marks: Iterable[int]) -> str:
+def marks_text(marks: Iterable[int]) -> str:
+    """Footnote marks: `1,3`."""
     return ",".join(map(str, marks))
 
 
@@ -31,7 +25,7 @@ def markdown(grids: Iterable[Grid]) -> str:
 def _markdown(grid: Grid) -> str:
     def cell(text: Text) -> str:
         main = f"**{text.main}**" if text.bold else text.main
-        mark = f" <sup>{_marks(text.marks)}</sup>" if text.marks else ""
+        mark = f" <sup>{marks_text(text.marks)}</sup>" if text.marks else ""
         return "<br>".join([main + mark, *(line.replace("*", r"\*") for line in text.lines)]).replace("|", r"\|")
 
     lines = [f"**{grid.caption}**", "", _bar(grid.header), _bar([":--", *["--:"] * (len(grid.header) - 1)])]
@@ -42,47 +36,6 @@ def _markdown(grid: Grid) -> str:
 
 def _bar(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def latex(grids: Iterable[Grid]) -> str:
-    """A `table` environment per grid; needs booktabs and makecell."""
-    return "\n".join(_latex(grid) for grid in grids)
-
-
-def tex_escape(text: str) -> str:
-    """Plain text for LaTeX."""
-    return re.sub("[" + re.escape("".join(_LATEX)) + "]", lambda m: _LATEX[m[0]], text)
-
-
-def _latex(grid: Grid) -> str:
-    def cell(text: Text) -> str:
-        main = rf"\textbf{{{tex_escape(text.main)}}}" if text.bold else tex_escape(text.main)
-        if text.marks:
-            main += rf"\textsuperscript{{{_marks(text.marks)}}}"
-        if not text.lines:
-            return main
-        small = [rf"{{\scriptsize {tex_escape(line)}}}" for line in text.lines]
-        return r"\makecell[r]{" + r"\\".join([main, *small]) + "}"
-
-    rows = [" & ".join(cell(text) for text in row) + r" \\" for row in grid.rows]
-    notes = [rf"{i}. {tex_escape(note)}\par" for i, note in enumerate(grid.footnotes, 1)]
-    return "\n".join(
-        [
-            r"\begin{table}[t]\centering\small",
-            rf"\caption{{{tex_escape(grid.caption)}}}\label{{tab:{grid.name.replace('_', '-')}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(grid.header) - 1)}}}",
-            r"\toprule",
-            " & ".join(rf"\makecell[b]{{{tex_escape(name)}}}" for name in grid.header) + r" \\",
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\par\smallskip\raggedright\scriptsize",
-            *notes,
-            r"\end{table}",
-            "",
-        ]
-    )
 
 
 def html_table(grid: Grid) -> str:

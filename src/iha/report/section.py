@@ -12,8 +12,9 @@ from pathlib import Path
 
 from iha.manifest import sha256_file
 from iha.report.collect import Results
+from iha.report.latex import latex
 from iha.report.records import Cells, Grid, cells_of
-from iha.report.render import latex, markdown, write_texts
+from iha.report.render import markdown, write_texts
 from iha.report.ruler import Ruler
 from iha.report.tables import PaperTableReport
 
