@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -101,9 +102,50 @@ def test_a_missing_or_foreign_manifest_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"written by stage 'tokenise', expected 'sft'"):
         read_manifest(path, "sft")
     raw = json.loads(path.read_text())
-    path.write_text(json.dumps({**raw, "extra": 1}))
-    with pytest.raises(DataError, match="not a readable manifest"):
+    for text in (json.dumps({**raw, "extra": 1}), "[1, 2]", "7"):
+        path.write_text(text)
+        with pytest.raises(DataError, match="not a readable manifest"):
+            read_manifest(path)
+
+
+def number(raw):
+    raw["facts"]["score"] = 0.3
+
+
+def slot(raw):
+    raw["slice"]["a"][0] = 3
+
+
+def no_digest(raw):
+    del raw["digest"]
+
+
+def no_run(raw):
+    raw["run_id"] = "other"
+
+
+@pytest.mark.parametrize("edit", [number, slot, no_digest, no_run])
+def test_an_edited_manifest_is_refused_with_its_name_and_a_remedy(tmp_path, edit):
+    path = tmp_path / "m.json"
+    write_manifest(path, manifest(facts={"score": 0.25, "by": {3: "é"}, "none": float("nan")}))
+    text = path.read_text()
+    raw = json.loads(text)
+    edit(raw)
+    path.write_text(json.dumps(raw))
+    with pytest.raises(DataError, match=r"m\.json: edited since stage 'tokenise' wrote it .*delete the file and run"):
         read_manifest(path)
+    path.write_text(json.dumps(json.loads(text), indent=4, sort_keys=False))  # another layout, the same content
+    assert read_manifest(path).facts == {"score": 0.25, "by": {"3": "é"}, "none": None}
+
+
+def test_manifests_of_version_1_are_read_and_copied_as_they_are(tmp_path):
+    """Those committed with the results: others name them by their hash."""
+    found = sorted((Path(__file__).parents[1] / "docs" / "results").rglob("manifests/*/*.json"))
+    assert len(found) >= 8
+    for path in found:
+        old = read_manifest(path)
+        write_manifest(tmp_path / "copy.json", old)
+        assert old.schema_version > 1 or (tmp_path / "copy.json").read_bytes() == path.read_bytes()
 
 
 def test_files_are_checked_by_size_and_if_deep_by_content(tmp_path):

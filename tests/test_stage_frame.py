@@ -107,6 +107,16 @@ def test_a_stage_refuses_an_input_that_was_changed_in_place(stage, tmp_path, cap
     assert "ids.json: differs from its manifest" in capsys.readouterr().err
 
 
+def test_a_stage_refuses_a_parent_that_was_edited_by_hand(stage, tmp_path, capsys):
+    up = parent(tmp_path)
+    up.write_text(up.read_text().replace('"n": 3', '"n": 4'))
+    with pytest.raises(SystemExit) as caught:
+        stage(lambda part, context: Made(), "--inputs", f"tokenizer={up}")
+    assert caught.value.code == 2
+    assert "tokenizer.json: edited since stage 'tokenizer' wrote it" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
 def refuse(part: RulerSlice, context: Context) -> Made:
     raise DataError("shard 3 is cut short.")
 

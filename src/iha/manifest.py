@@ -16,13 +16,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from iha.errors import DataError
 from iha.faults import point
 
+#: Manifests of version 1 have no digest of their own content: they can be read, not checked.
+VERSION = 2
+
 
 class Manifest(BaseModel):
-    """What a stage made, from what, and how. Holds no clock times, so that equal work gives equal bytes."""
+    """What a stage made, from what, and how. Holds no clock times, so that equal work gives equal bytes.
+
+    On disk a `digest` of all this stands beside it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    schema_version: int = 1
+    schema_version: int = VERSION
     stage: str
     slice: dict[str, Any] = Field(description="the part of the config this stage depends on")
     code: str = Field(description="fingerprint of the modules the stage can reach")
@@ -77,23 +83,38 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write a manifest under its final name, atomically."""
-    write_json(path, manifest.model_dump(mode="json"))
+    """Write a manifest and its digest under its final name, atomically."""
+    data = json.loads(json.dumps(manifest.model_dump(mode="json")))
+    if manifest.schema_version > 1:
+        data["digest"] = _digest(data)
+    write_json(path, data)
+
+
+def _digest(data: dict[str, Any]) -> str:
+    """SHA-256 of JSON values, whatever their layout in the file."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read_manifest(path: Path, stage: str | None = None) -> Manifest:
     """Read a manifest; `stage`, if given, must be the one that wrote it.
 
     Raises:
-        DataError: the file is missing, cut short, or of another stage.
+        DataError: the file is missing, cut short, edited since it was written, or of another stage.
     """
     try:
-        manifest = Manifest.model_validate_json(path.read_text())
+        data = dict(json.loads(path.read_text()))
+        stated = data.pop("digest", None)
+        manifest = Manifest.model_validate(data)
     except FileNotFoundError:
         raise DataError(f"{path}: no such manifest. Run the stage that writes it first.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         why = "; ".join(str(error).splitlines()[:2])
         raise DataError(f"{path}: not a readable manifest ({why}). Delete it and run again to rebuild it.") from error
+    if stated != (_digest(data) if manifest.schema_version > 1 else None):
+        raise DataError(
+            f"{path}: edited since stage {manifest.stage!r} wrote it (its digest is of other content). "
+            f"Undo the edit, or delete the file and run again to rebuild it."
+        )
     if stage is not None and manifest.stage != stage:
         raise DataError(f"{path}: written by stage {manifest.stage!r}, expected {stage!r}.")
     return manifest

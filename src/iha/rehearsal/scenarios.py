@@ -160,6 +160,18 @@ def other_data(trial: Trial) -> str:
     return f"refused with the shard's name; restored, {seen}"
 
 
+def edited(trial: Trial) -> str:
+    """Somebody changes a number in the manifest of a parent: refused until it is restored."""
+    parent = trial.lab.manifest("items")
+    before = parent.read_text()
+    parent.write_text(before.replace('"n": 1,', '"n": 2,', 1))
+    trial.refused(parent.name, "edited since")
+    parent.write_text(before)
+    seen = trial.finished()
+    trial.same()
+    return f"refused with the manifest's name; restored, {seen}"
+
+
 def other_world(trial: Trial) -> str:
     """Killed on one rank, resumed on two: the same data, losses within 1e-5."""
     importlib.import_module("torch.distributed.fsdp")  # here once, so that the forked ranks have it
@@ -230,5 +242,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("no-mlflow", "MLflow away from start to end", "pretrain", no_mlflow),
     Scenario("nan", "NaN in the gradients of one step", "pretrain", nan),
     Scenario("other-data", "a token shard altered after training began", "pretrain", other_data),
+    Scenario("edited-manifest", "a number edited in the manifest of a parent", "contamination", edited),
     Scenario("other-world", "killed on one rank, resumed on two", "pretrain", other_world),
 )
