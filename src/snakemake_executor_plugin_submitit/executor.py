@@ -20,7 +20,7 @@ from snakemake_interface_executor_plugins.executors.real import RealExecutor
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.utils import format_cli_arg
 
-from snakemake_executor_plugin_submitit import backend, failure, keys, slurm, snapshot
+from snakemake_executor_plugin_submitit import backend, failure, keeping, keys, slurm, snapshot
 from snakemake_executor_plugin_submitit.backend import Live
 from snakemake_executor_plugin_submitit.request import request
 from snakemake_executor_plugin_submitit.task import Task, fingerprint
@@ -133,10 +133,41 @@ class Executor(Watching, RemoteExecutor):  # type: ignore[misc]
         if self.own.on_drift != "snapshot":
             return command
         if self._copy is None:
-            self._copy = snapshot.take(self._root, self.folder / "code") or Path()
+            self._copy = self._take_copy() or Path()
             if self._copy == Path():
                 self.logger.warning(f"{self._root} is no git checkout: jobs run its code as it is when they start.")
         return command if self._copy == Path() else snapshot.command_in(self._copy, self._root, command, self._named)
+
+    def _take_copy(self) -> Path | None:
+        """Copy the code, and remove copies that nobody uses any more."""
+        folder = self.folder / "code"
+        try:
+            with keeping.alone(folder):
+                copy = snapshot.take(self._root, folder)
+                if copy is None:
+                    return None
+                self._use = keeping.Use(copy)
+                apart = keeping.set_apart(folder, self.folder, self._queued)
+        except OSError as error:
+            self.logger.warning(f"older copies of the code stay in {folder}: {error}")
+            copy = snapshot.take(self._root, folder)
+            self._use = keeping.Use(copy) if copy else None
+            return copy
+        keeping.delete(apart)
+        return copy
+
+    def _queued(self) -> set[str] | None:
+        """Ids of jobs that may still run; None if that is not known."""
+        if self.own.cluster != "slurm":
+            return {entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+        rows = slurm.queue()
+        return None if rows is None else {i for i, row in rows.items() if row.state in slurm.ALIVE | slurm.PASSING}
+
+    def shutdown(self) -> None:
+        """The workflow is over."""
+        super().shutdown()
+        if self._use is not None:
+            self._use.end()
 
     def _fingerprint(self) -> dict[str, str]:
         """Code and config as this workflow has read them, to be compared when a job starts."""

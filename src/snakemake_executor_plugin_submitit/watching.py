@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_submitit import backend, failure, slurm
+from snakemake_executor_plugin_submitit import backend, failure, keeping, slurm
 from snakemake_executor_plugin_submitit.backend import Live
 
 #: Failed looks at one job, in a row, after which it is given up; a workflow must not wait for ever.
@@ -39,6 +39,7 @@ class Watching:
     def _begin_watching(self, settings: Any) -> None:
         self.own = settings
         self._live: dict[int, Live] = {}
+        self._use: keeping.Use | None = None
         self._rows: dict[str, slurm.Row] = {}
         self._rows_at = self._asked_at = self._cost = 0.0
         self._silent = False
@@ -56,6 +57,8 @@ class Watching:
 
     def _look_at_all(self, jobs: list[Any]) -> list[Any]:
         began = time.thread_time()
+        if self._use is not None:
+            self._use.sign()
         going = jobs
         if jobs:
             try:
