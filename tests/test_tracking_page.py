@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from urllib.parse import quote
 
 import pytest
 from chromium import BINARY, Chromium
+from mlflowlab import server, until
 
 from iha.tracking import Tracker
-from iha.tracking.journal import read_metrics
+from iha.tracking.journal import read_metrics, span
 from iha.tracking.store import client_for, read_history
 from iha.tracking.summary import CURVE, summarise, thin
 from iha.tracking.sync import sync
@@ -77,6 +71,15 @@ def test_a_variant_and_seed_is_one_run_with_its_curves_and_scores(state):
         assert history["reasoning.sft/gsm8k/p1"] == [(0, pytest.approx(SCORES[name]))]
         assert run.data.params["attention.kind"] == name
         assert run.info.status == "FINISHED"
+        first, last = (span(state / f"{kind}/{name}/seed1/{stage}/metrics.jsonl") for kind, stage in
+                       (("runs", "pretrain"), ("evals", "reasoning.sft")))  # fmt: skip
+        assert (run.info.start_time, run.info.end_time) == (first[0], last[1]), "imported after the fact"
+
+
+def test_an_imported_run_took_the_time_that_its_journal_tells(state):
+    client, home, _ = summaries(state)
+    (run,) = client.search_runs([home], filter_string="tags.`iha.key` = 'iha/seed1/pretrain'")
+    assert (run.info.start_time, run.info.end_time) == span(state / "runs/iha/seed1/pretrain/metrics.jsonl")
 
 
 def test_a_summary_is_written_again_only_if_a_journal_says_something_new(state):
@@ -104,41 +107,8 @@ def test_long_curves_are_thinned_to_their_ends():
 @pytest.fixture(scope="module")
 def address(state):
     """MLflow's own server on the store."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri(state), "--workers", "1"]
-    server = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port)],
-        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    here = f"http://127.0.0.1:{port}"
-    try:
-        until(lambda: answers(f"{here}/health"), 200)
+    with server(uri(state)) as here:
         yield here
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait()
-
-
-def until(wanted, seconds):
-    """Poll until `wanted` gives something true, and give it back."""
-    deadline = time.monotonic() + seconds
-    while not (found := wanted()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.3)
-    return found
-
-
-def answers(url):
-    try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
-            return reply.status == 200
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="module")

@@ -165,6 +165,12 @@ def read_run(path: Path) -> RunInfo | None:
     return found
 
 
+def span(path: Path) -> tuple[int, int] | None:
+    """Times of the first and the last event in milliseconds; None for an empty or missing journal."""
+    times = [event["time"] for _, event in read_events(path)] if path.exists() else []
+    return (int(1000 * times[0]), int(1000 * times[-1])) if times else None
+
+
 def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Every metric as (step, value), steps ascending and unique; of a step logged twice the later line wins (MLF-02).
 

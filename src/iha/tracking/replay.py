@@ -8,7 +8,7 @@ from typing import Any
 
 from iha.errors import DataError
 from iha.manifest import write_json
-from iha.tracking.journal import RunInfo, decode, read_events, read_run
+from iha.tracking.journal import RunInfo, decode, read_events, read_run, span
 from iha.tracking.store import CONTAINER, client_for, find_or_create, locked
 
 #: Longer parameter values become artifacts (MLflow refuses above 6000 characters).
@@ -39,7 +39,8 @@ class Replay:
 
     def killed(self) -> None:
         """The process that wrote the journal died without a `finish`."""
-        self._client.set_terminated(self.run_id, "KILLED")
+        times = span(self.jsonl)
+        self._client.set_terminated(self.run_id, "KILLED", times and times[1])
 
     def close(self) -> None:
         """Let another carrier have the journal."""
@@ -73,7 +74,8 @@ class Replay:
         parent = find_or_create(self._client, home, info.experiment, CONTAINER, None)
         if info.group is not None:
             parent = find_or_create(self._client, home, info.group, CONTAINER, parent)
-        self.run_id = find_or_create(self._client, home, info.key, info.uid, parent)
+        times = span(self.jsonl)
+        self.run_id = find_or_create(self._client, home, info.key, info.uid, parent, times and times[0])
         if self._state.get("run_id") != self.run_id:
             self._state = {"uri": self._uri, "offset": 0, "run_id": self.run_id}
         self._describe(info)

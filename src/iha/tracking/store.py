@@ -144,15 +144,20 @@ def _prepare(client: Any, experiment: str, artifacts: Path | None, groups: Itera
     return str(experiment_id)
 
 
-def find_or_create(client: Any, experiment_id: str, key: str, uid: str, parent: str | None) -> str:
-    """Id of the run with these tags. Two processes that make it at once agree on the older one."""
+def find_or_create(
+    client: Any, experiment_id: str, key: str, uid: str, parent: str | None, started: int | None = None
+) -> str:
+    """Id of the run with these tags. Two processes that make it at once agree on the older one.
+
+    `started`: when it began, in milliseconds (None: now); an import comes after the fact.
+    """
     found = _find(client, experiment_id, key, uid)
     if found:
         return found[0]
     tags = {"iha.key": key, "iha.run": uid, "mlflow.runName": key}
     if parent is not None:
         tags["mlflow.parentRunId"] = parent
-    made = str(client.create_run(experiment_id, tags=tags).info.run_id)
+    made = str(client.create_run(experiment_id, start_time=started, tags=tags).info.run_id)
     winner = _find(client, experiment_id, key, uid)[0]
     if winner != made:
         client.delete_run(made)

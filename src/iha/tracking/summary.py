@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from iha.tracking.journal import RunInfo, read_metrics, read_run
+from iha.tracking.journal import RunInfo, read_metrics, read_run, span
 from iha.tracking.replay import BATCH_METRICS, flat
 from iha.tracking.store import find_or_create
 
@@ -52,10 +52,11 @@ def _write(client: Any, home: str, group: str, members: list[tuple[RunInfo, Path
         return False
     for run in old:
         client.delete_run(run.info.run_id)
-    run_id = find_or_create(client, home, group, SUMMARY, None)
+    times = [found for _, path in members if (found := span(path))]
+    run_id = find_or_create(client, home, group, SUMMARY, None, min(first for first, _ in times))
     _fill(client, run_id, members[0][0], curves)
     client.set_tag(run_id, "iha.digest", digest)
-    client.set_terminated(run_id)
+    client.set_terminated(run_id, end_time=max(last for _, last in times))
     return True
 
 
