@@ -214,3 +214,39 @@ def test_doctor_looks_at_two_nodes_through_the_profile(cluster, tmp_path):
     login = {row["check"]: row["status"] for row in rows if row["where"] != "n1"}
     assert login["slurm"] == login["job"] == "ok"
     assert [status for name, status in login.items() if name.startswith("request") and "pretrain" in name] == ["ok"]
+
+
+PAIR = """
+rule all:
+    input: "a.txt", "b.txt"
+rule say:
+    output: "{name}.txt"
+    resources: mem_mb=200, runtime=5
+    shell: "%s -m constant > {output}"
+"""
+
+
+def test_sub_04_the_copy_of_a_queued_job_outlives_the_workflow_that_made_it(cluster, tmp_path):
+    toy = Toy(tmp_path, PAIR % sys.executable, cluster.env)
+    (toy.folder / "src").mkdir()
+    toy.env["PYTHONPATH"] = f"{ROOT / 'src'}:{toy.folder / 'src'}"
+    subprocess.run(["git", "init", "-q"], cwd=toy.folder, check=True)
+    code = toy.folder / ".snakemake/submitit/code"
+    snapshots = ("--submitit-on-drift", "snapshot")
+    cluster("scontrol", "update", "nodename=ALL", "state=drain", "reason=test")
+    try:
+        for number, targets in (("1", ["a.txt"]), ("2", [])):
+            toy.write("src/constant.py", f"print({number})")
+            before = cluster.last()
+            head = toy.start(*snapshots, *targets)
+            wait_for(lambda before=before: cluster.last() > before, what="the submission")
+            if number == "1":
+                head.kill()
+                head.wait()
+                toy.run("--unlock")
+        made = {(path / "src/constant.py").read_text() for path in code.iterdir() if not path.name.startswith(".")}
+        assert made == {"print(1)", "print(2)"}
+    finally:
+        cluster("scontrol", "update", "nodename=ALL", "state=resume")
+    assert head.wait(timeout=90) == 0, toy.read("head.log")
+    assert [toy.read(f"{name}.txt") for name in "ab"] == ["1\n", "2\n"]
