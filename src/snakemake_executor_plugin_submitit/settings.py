@@ -50,7 +50,9 @@ class ExecutorSettings(ExecutorSettingsBase):  # type: ignore[misc]
         "More sbatch options for all jobs, as on its command line; a rule's slurm_extra adds.",
         env=True,
     )
-    poll: float | None = _setting(0.1, float, "Seconds between two looks for results; more if there are many jobs.")
+    poll: float | None = _setting(
+        0.1, float, "Seconds between two looks for results; more with many jobs, or when nothing has happened for long."
+    )
     queue_interval: float | None = _setting(
         15.0, float, "Seconds between two calls of squeue; one call answers for all jobs."
     )

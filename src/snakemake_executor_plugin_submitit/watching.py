@@ -20,8 +20,10 @@ PASSING_SECONDS = 300.0
 TICK_SECONDS = 2.0
 #: Seconds that Slurm may take to end a job whose failure is known; only then does it say why (OUT_OF_MEMORY, say).
 ENDING_SECONDS = 10.0
-#: Most seconds between two looks.
-SLOWEST = 10.0
+#: Most seconds between two looks; with no job in the queue, since one may be submitted meanwhile.
+SLOWEST, SLOWEST_WITHOUT_JOBS = 10.0, 1.0
+#: Seconds to the next look for each second without news: a job of ten minutes is noticed six seconds late at most.
+CALM = 0.01
 
 
 class Watching:
@@ -42,6 +44,7 @@ class Watching:
         self._use: keeping.Use | None = None
         self._rows: dict[str, slurm.Row] = {}
         self._rows_at = self._asked_at = self._cost = 0.0
+        self._news = time.monotonic()
         self._silent = False
         self._folders: set[str] = set()
         self._mark: tuple[object, ...] | None = None
@@ -53,7 +56,9 @@ class Watching:
             yield info
         # However many jobs there are, looking at them takes half a part in a hundred of the time.
         spent = self._cost + time.thread_time() - began
-        self.next_seconds_between_status_checks = max(self.own.poll, min(200 * spent, SLOWEST))
+        wanted = max(200 * spent, CALM * (time.monotonic() - self._news))
+        slowest = SLOWEST if active_jobs else SLOWEST_WITHOUT_JOBS
+        self.next_seconds_between_status_checks = max(self.own.poll, min(wanted, slowest))
 
     def _look_at_all(self, jobs: list[Any]) -> list[Any]:
         began = time.thread_time()
@@ -192,6 +197,7 @@ class Watching:
     # ---- reporting ----------------------------------------------------------------------------------
 
     def _finish(self, live: Live, error: str, advice: str, own_log: Path | None) -> None:
+        self._news = time.monotonic()
         self._live.pop(id(live), None)
         if not error:
             backend.forget(live) if self.own.cluster != "debug" else None
