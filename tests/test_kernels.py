@@ -8,7 +8,8 @@ from attention_oracle import rows_apart, softmax_attention, visible
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iha.attention.kernels import attend, banded, dispatch
+from iha import native
+from iha.attention.kernels import attend, banded, decode, dispatch
 from iha.attention.masks import Mask
 
 CASES = st.fixed_dictionaries(
@@ -73,3 +74,72 @@ def small_tiles(monkeypatch):
 @given(case=CASES)
 def test_backend_equals_formula(backend, case):
     compare(case, backend)
+
+
+STEPS = st.fixed_dictionaries(
+    {
+        "batch": st.integers(1, 3),
+        "heads": st.sampled_from([(1, 1), (4, 4), (4, 2)]),
+        "widths": st.sampled_from([(8, 8), (40, 40), (64, 64), (96, 200)]),
+        "tokens": st.sampled_from([2, 9, 33, 70]),
+        "new": st.integers(1, 3),
+        "per_token": st.sampled_from([1, 2, 3]),
+        "window": st.sampled_from([None, 1, 5, 40]),
+        "token_causal": st.booleans(),
+        "pad": st.booleans(),
+        "threads": st.sampled_from([1, 3]),
+    }
+)
+
+
+def step_of(case):
+    """Operands of a decode step as a cache hands them out: slices of longer buffers."""
+    torch.manual_seed(0)
+    b, (heads, value_heads), (width, value_width) = case["batch"], case["heads"], case["widths"]
+    p, new = case["per_token"], min(case["new"], case["tokens"] - 1)
+    n = case["tokens"] * p
+    q = 2 * torch.randn(b, new * p, heads, width).transpose(1, 2)
+    k = torch.randn(b, heads, n + 7, width)[:, :, 3 : 3 + n]
+    v = torch.randn(b, value_heads, n + 5, value_width)[:, :, :n]
+    pad = torch.randint(0, case["tokens"] - new + 1, (b,)) + 4 if case["pad"] else None
+    window = None if case["window"] is None else case["window"] * p
+    return q, k, v, Mask(new * p, n, window, p if case["token_causal"] else 1, p, 4, pad)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(STEPS)
+def test_the_decode_kernel_is_exact(case):
+    if decode.library() is None:
+        pytest.skip("no C++ compiler")
+    q, k, v, mask = step_of(case)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "THREAD_NUMBERS", 1)
+        patch.setattr(torch, "get_num_threads", lambda: case["threads"])
+        assert decode.usable(q, k, v, mask)
+        got = decode.attend(q, k, v, mask, 0.3)
+    want = attend(q.double(), k.double(), v.double(), mask, 0.3, "reference")
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=2e-6)
+
+
+def test_the_decode_kernel_leaves_alone_what_it_cannot_do():
+    q, k, v = (torch.randn(1, 2, n, 8) for n in (1, 40, 40))
+    mask = Mask(1, 40)
+    assert decode.usable(q, k, v, mask) == (decode.library() is not None)
+    assert not decode.usable(q.double(), k.double(), v.double(), mask)
+    assert not decode.usable(q[..., :7], k[..., :7], v, mask)
+    assert not decode.usable(q.clone().requires_grad_(), k, v, mask)
+    assert not decode.usable(q, k, v, Mask(1, 40, documents=torch.zeros(1, 40)))
+
+
+def test_without_a_compiler_a_step_goes_through_torch(monkeypatch, caplog):
+    q, k, v = (torch.randn(2, 2, n, 8) for n in (1, 40, 40))
+    mask, want = Mask(1, 40), attend(q, k, v, Mask(1, 40), 0.3)
+    caplog.set_level("INFO", "iha")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    native.library.cache_clear()
+    try:
+        assert not decode.usable(q, k, v, mask)
+        torch.testing.assert_close(attend(q, k, v, mask, 0.3), want)
+    finally:
+        native.library.cache_clear()
+    assert "kernel decode is done without" in caplog.text

@@ -56,9 +56,11 @@ class LayerCache:
             return k, v
         if self._stop + new > self._k.shape[2]:
             old_k, old_v = self._live(self._k), self._live(self._v)
-            k, v = torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2)
-            self._store(k, v)
-            return k, v
+            if new > self._room(self.entries):
+                k, v = torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2)
+                self._store(k, v)
+                return k, v
+            self._store(old_k, old_v)
         self._k[:, :, self._stop : self._stop + new] = k
         self._v[:, :, self._stop : self._stop + new] = v
         self._stop += new

@@ -113,6 +113,24 @@ class Mask:
         band = Mask(self.n_queries, high - low, self.window, self.group)
         return _band_bias(band, like.device, like.dtype)
 
+    def spans(self) -> Tensor:
+        """The range of keys, first and past the last, that each query sees: (1 or B, queries, 2) int64 on the CPU.
+
+        Without documents only. A query within the padding sees its own token. Made once per mask, for many layers.
+        """
+        if "spans" not in self.memo:
+            own = torch.arange(self.offset, self.n_keys)
+            first = own // self.group * self.group
+            past = first + self.group
+            low = torch.zeros_like(own) if self.window is None else first - self.window + self.group
+            if self.pad is not None:
+                real = (self.pad.cpu()[:, None] - self.first) * self.per_token
+                low = torch.minimum(torch.maximum(low, real), first)
+            past = past.clamp_max(self.n_keys).expand_as(low)
+            self.memo["spans"] = torch.stack((low.clamp_min(0), past), dim=-1).view(-1, self.n_queries, 2)
+        spans: Tensor = self.memo["spans"]
+        return spans
+
     def _causal(self, q: Tensor, k: Tensor) -> Tensor:
         if self.group > 1:
             q, k = q // self.group, k // self.group

@@ -1,16 +1,9 @@
 // 2-simplicial attention of one (example, head) after the other, float32, head width 16: nothing of size N^3 is stored.
 // Per query i the N x N scores are three small products with an inner dimension of 16, kept in the first two caches.
-#include <cmath>
-#include <cstring>
 #include <vector>
 
-#ifdef __AVX512F__
-constexpr int LANES = 16;
-#else
-constexpr int LANES = 8;
-#endif
-typedef float Vec __attribute__((vector_size(4 * LANES)));
-typedef int Ints __attribute__((vector_size(4 * LANES)));
+#include "vector.h"
+
 constexpr int D = 16, PARTS = D / LANES;
 
 // The 16 numbers of a head at one cell.
@@ -18,40 +11,14 @@ struct Row {
   Vec part[PARTS];
 };
 
-static Vec load(const float* x) { Vec v; std::memcpy(&v, x, sizeof v); return v; }
-static void store(float* x, Vec v) { std::memcpy(x, &v, sizeof v); }
 // Part by part: a copy of the whole would go through memory.
 static Row load_row(const float* x) { Row r; for (int i = 0; i < PARTS; ++i) r.part[i] = load(x + i * LANES); return r; }
 static void store(float* x, const Row& r) { for (int i = 0; i < PARTS; ++i) store(x + i * LANES, r.part[i]); }
-static Vec all(float x) { return Vec{} + x; }
 static Row operator*(Row a, const Row& b) { for (int i = 0; i < PARTS; ++i) a.part[i] *= b.part[i]; return a; }
 static Row operator*(Row a, float b) { for (int i = 0; i < PARTS; ++i) a.part[i] *= b; return a; }
 static Row operator+(Row a, const Row& b) { for (int i = 0; i < PARTS; ++i) a.part[i] += b.part[i]; return a; }
-static float sum(Vec v) { float t = 0; for (int l = 0; l < LANES; ++l) t += v[l]; return t; }
 static float sum(const Row& r) { float t = 0; for (int i = 0; i < PARTS; ++i) t += sum(r.part[i]); return t; }
 static void add_to(float* x, const Row& r) { store(x, load_row(x) + r); }
-
-// exp(x) for x <= 0 to 2 units in the last place: 2^n times a polynomial in |f| <= ln(2)/2; below -87 it is 0.
-static Vec exponential(Vec x) {
-  Vec low = all(-87.0f);
-  Ints alive = x > low;
-  x = alive ? x : low;
-  Vec n = x * 1.44269504f - 0.5f;
-  Ints whole = __builtin_convertvector(n, Ints);  // towards zero: rounds to the nearest for x <= 0
-  n = __builtin_convertvector(whole, Vec);
-  Vec f = x - n * 0.693359375f + n * 2.12194440e-4f;
-  Vec p = f * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * f + 8.3334519073e-3f;
-  p = p * f + 4.1665795894e-2f;
-  p = p * f + 1.6666665459e-1f;
-  p = p * f + 5.0000001201e-1f;
-  p = p * f * f + f + 1.0f;
-  Ints bits;
-  std::memcpy(&bits, &p, sizeof p);
-  bits += whole << 23;
-  std::memcpy(&p, &bits, sizeof p);
-  return alive ? p : Vec{};
-}
 
 // s (n x wide) = a (n x 16) times t (16 x wide), four rows and two vectors at a time
 static void outer(const float* a, const float* t, float* s, int n, int wide) {

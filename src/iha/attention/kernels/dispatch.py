@@ -8,7 +8,7 @@ from functools import cache
 import torch.nn.functional as F
 from torch import Tensor
 
-from iha.attention.kernels import banded, flash, flash_cpu, merged, reference, sdpa
+from iha.attention.kernels import banded, decode, flash, flash_cpu, merged, reference, sdpa
 from iha.attention.masks import Mask
 
 log = logging.getLogger("iha")
@@ -31,6 +31,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, backend: s
     if backend == "reference":
         return reference.attend(q, k, v, mask.bias(q), scale)
     if mask.n_queries < mask.n_keys and mask.n_queries <= FEW_QUERIES:
+        if backend == "auto" and decode.usable(q, k, v, mask):
+            return decode.attend(q, k, v, mask, scale)
         return _few(q, k, v, mask, scale)
     width = v.shape[-1]
     if width > q.shape[-1]:
