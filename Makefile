@@ -11,6 +11,9 @@ RESULTS := results/smoke/report
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
+# Most modules of the dependencies are never imported: compiling all would take two minutes more.
+QUIETLY := --quiet --disable-pip-version-check --no-compile
+
 install: $(VENV)/.ready  ## create the virtual environment with the locked dependencies
 
 # The scripts of an environment name the folder it was made in: one that came with a moved folder is made anew.
@@ -29,10 +32,10 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	  echo "python cannot make a virtual environment; on Debian or Ubuntu: apt install python3-venv" >&2; \
 	  rm -rf $(VENV); exit 1; }
 	@echo "[2/3] PyTorch, then the locked dependencies (about 2 GB, a few minutes)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/pip install $(QUIETLY) "$$(grep '^torch==' requirements.lock)"
+	@$(BIN)/pip install $(QUIETLY) -r requirements.lock
 	@echo "[3/3] this package"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@$(BIN)/pip install $(QUIETLY) --no-deps -e .
 	@echo "$(CURDIR)" > $@
 
 demo: install  ## run the whole workflow small, on CPU, to finished tables
