@@ -155,6 +155,13 @@ def parse_snakemake(args: list[str]) -> None:
         load_config(Path(path))
 
 
+def test_pictures_are_small_and_on_a_page():
+    text = "".join((ROOT / page).read_text() for page in pages())
+    for path in (ROOT / "docs" / "img").iterdir():
+        assert path.stat().st_size < 150_000, path.name
+        assert f"img/{path.name}" in text, f"{path.name} is on no page"
+
+
 def test_every_command_shows_an_example_and_speaks_json():
     (group,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
     assert len(group.choices) >= 8
