@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 import os
 import pickle
 import re
@@ -16,13 +15,12 @@ from pathlib import Path
 
 import pytest
 import snakemake.common.tests
-import submitit
 from slurmlab import Toy, wait_for
 from snakemake_interface_common.exceptions import WorkflowError
 
 from iha.provenance import git_state
-from snakemake_executor_plugin_submitit import ExecutorSettings, backend, entry, failure, inner, slurm, snapshot, task
-from snakemake_executor_plugin_submitit.executor import INNER, Executor
+from snakemake_executor_plugin_submitit import ExecutorSettings, backend, failure, slurm, snapshot, task
+from snakemake_executor_plugin_submitit.executor import Executor
 from snakemake_executor_plugin_submitit.keys import Key
 from snakemake_executor_plugin_submitit.request import SITE, lead, parse_extra, request, sbatch_options
 
@@ -234,74 +232,6 @@ def test_states_come_with_what_helps():
     text = failure.advice_for("OUT_OF_MEMORY", job(mem_mb=4000), 120)
     assert "mem_mb=4000" in text
     assert "code 75" in failure.advice_for("TIMEOUT", job(runtime=10), 120)
-
-
-# ---- the start of a job ---------------------------------------------------------------------------------------------
-
-STARTED = """
-import sys
-from importlib import import_module
-LEFT_OUT = {"sqlalchemy", "sqlmodel", "pydantic", "requests", "jinja2"}
-onstart: print("loaded:", *sorted(LEFT_OUT & sys.modules.keys()))
-onsuccess:
-    print("real:", import_module("sqlalchemy").__version__)
-    print(import_module("smart_open").open("file://" + os.path.abspath("a.txt")).read())
-rule a:
-    output: "a.txt"
-    params: x=[3, "y"]
-    log: "a.log"
-    shell: "echo {params.x} > {output}; touch {log}"
-"""
-
-
-def snakemake_as(module, folder, *args):
-    command = [sys.executable, "-m", module, "--cores", "1", *args]
-    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout + done.stderr
-
-
-def record(folder):
-    """What Snakemake keeps of the file, but for times and a number of the process."""
-    (path,) = (folder / ".snakemake/metadata").iterdir()
-    return {k: v for k, v in json.loads(path.read_text()).items() if "time" not in k and k != "job_hash"}
-
-
-def test_short_start_of_snakemake_does_and_records_the_same(tmp_path):
-    said = {}
-    for module in ("snakemake", INNER):
-        Toy(tmp_path / module, STARTED)
-        said[module] = snakemake_as(module, tmp_path / module)
-        assert re.search(r"^real: \d.*\n3 y$", said[module], re.M)
-    assert record(tmp_path / INNER) == record(tmp_path / "snakemake")
-    loaded = {module: re.search("^loaded:(.*)", text, re.M)[1] for module, text in said.items()}
-    assert loaded["snakemake"] and not loaded[INNER], "a newer Snakemake? see inner.py"
-    assert "Nothing to be done" in snakemake_as("snakemake", tmp_path / INNER, "-n")
-
-
-@pytest.mark.parametrize("more", ["from sqlmodel import Relationship\n", "x = MetadataRecord.model_fields\n"])
-def test_short_start_keeps_out_of_records_it_does_not_know(monkeypatch, tmp_path, more):
-    usual = Path(snakemake.common.__file__).parents[1] / "persistence"
-    shutil.copytree(usual, tmp_path / "persistence")
-    spec = types.SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(inner.importlib.util, "find_spec", lambda _: spec)
-    assert inner._records_are_known()
-    with (tmp_path / "persistence/file.py").open("a") as file:
-        file.write(more)
-    assert not inner._records_are_known()
-
-
-@pytest.mark.parametrize(("work", "outcome"), [("lambda: 7", ("success", 7)), ("lambda: 1 / 0", ("error", "ZeroDiv"))])
-def test_entry_of_a_job_is_that_of_submitit_without_its_imports(tmp_path, work, outcome):
-    delayed = submitit.core.utils.DelayedSubmission(eval(work))
-    delayed.dump(tmp_path / "12_submitted.pkl")
-    command = entry.command(sys.executable, tmp_path)
-    done = subprocess.run(
-        ["bash", "-c", command], env={**os.environ, "SLURM_JOB_ID": "12"}, capture_output=True, text=True, check=False
-    )
-    paths = submitit.core.utils.JobPaths(tmp_path, "12")
-    kind, value = submitit.core.utils.pickle_load(paths.result_pickle)
-    assert kind == outcome[0] and (value == outcome[1] or outcome[1] in value)
-    assert (done.returncode == 0) == (kind == "success")
 
 
 # ---- the watching, with a Slurm that is made up ----------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_submitit import entry, slurm, task
+from snakemake_executor_plugin_submitit import slurm, task
 from snakemake_executor_plugin_submitit.keys import Key
 from snakemake_executor_plugin_submitit.request import Request, sbatch_options
 
@@ -72,12 +72,8 @@ def start(live: Live, work: task.Task, folder: Path, settings: Any) -> None:
 def _slurm(live: Live, work: task.Task, folder: Path, settings: Any) -> None:
     import submitit
 
-    class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
-        @property
-        def _submitit_command_str(self) -> str:
-            return entry.command(sys.executable, self.folder)
-
-    executor = SlurmExecutor(folder)
+    # exec: the batch process itself is Python, and gets the signal that Slurm sends to the batch process.
+    executor = submitit.SlurmExecutor(folder, python=f"exec {shlex.quote(sys.executable)}")
     executor.update_parameters(
         job_name=f"{live.wanted.name}-{live.key}" if settings.key == "name" else live.wanted.name,
         time=None,

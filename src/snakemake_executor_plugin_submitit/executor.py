@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -27,7 +26,6 @@ from snakemake_executor_plugin_submitit.request import request
 from snakemake_executor_plugin_submitit.task import Task, fingerprint
 from snakemake_executor_plugin_submitit.watching import Watching
 
-INNER = "snakemake_executor_plugin_submitit.inner"
 NEEDED = ("sbatch", "squeue", "scancel", "srun")
 
 
@@ -71,12 +69,6 @@ class Executor(Watching, RemoteExecutor):  # type: ignore[misc]
             listing.write_text("\n".join(files) + "\n")
             wait = format_cli_arg("--wait-for-files-file", str(listing))
         return f"{RealExecutor.get_job_args(self, job, cores=max(1, int(job.threads)))} {wait}"
-
-    def format_job_exec(self, job: Any) -> str:
-        """The inner Snakemake's command; started the short way where this Python is the job's too (inner.py)."""
-        command, python = str(super().format_job_exec(job)), self.get_python_executable()
-        usual = f"{python} -m snakemake "
-        return command.replace(usual, f"{python} -m {INNER} ", 1) if python == sys.executable else command
 
     # ---- submission -------------------------------------------------------------------------------
 
