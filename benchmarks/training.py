@@ -189,8 +189,11 @@ def loss(repeats: int, tokens: int = 512, vocab: int = 128_256, width: int = 256
         torch.autograd.grad(token_loss_sum(hidden, weight, targets, 256), (hidden, weight))
 
     times = interleaved({"plain": plain, "ours": ours}, max(2, repeats // 2))
-    peaks = {side: _alone(_LOSS_MEMORY, side) for side in ("plain", "ours")}
-    return {"loss_speed": times["plain"] / times["ours"], "loss_memory": peaks["plain"] / peaks["ours"]}
+    rows = {"loss_speed": times["plain"] / times["ours"]}
+    for length in (1024, 4096):
+        peaks = {side: _alone(_LOSS_MEMORY, side, str(length)) for side in ("plain", "ours")}
+        rows[f"loss_memory_{length}"] = peaks["plain"] / peaks["ours"]
+    return rows
 
 
 _LOSS_MEMORY = """
@@ -198,8 +201,9 @@ import sys, torch
 from pathlib import Path
 from torch.nn import functional as F
 from iha.train.loss import token_loss_sum
-h, w = torch.randn(1024, 256).requires_grad_(), torch.randn(128256, 256).mul_(0.02).requires_grad_()
-t = torch.randint(128256, (1024,))
+tokens = int(sys.argv[2])
+h, w = torch.randn(tokens, 256).requires_grad_(), torch.randn(128256, 256).mul_(0.02).requires_grad_()
+t = torch.randint(128256, (tokens,))
 peak = lambda: next(int(x.split()[1]) for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x)
 before = peak()
 loss = F.cross_entropy(h @ w.T, t, reduction="sum") if sys.argv[1] == "plain" else token_loss_sum(h, w, t, 256)

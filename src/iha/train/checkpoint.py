@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +73,15 @@ def _save_rank(path: Path, tensors: dict[str, Tensor], world: World) -> dict[str
     pieces = {name: piece(tensor, world) for name, tensor in tensors.items()}
     mine = {name: p for name, p in pieces.items() if p.owner and p.stop > p.start}
     save_tensors({name: p.local.detach().cpu().contiguous() for name, p in mine.items()}, path)
-    with path.open("rb") as handle:
+    with path.open("rb") as handle, ThreadPoolExecutor(1) as pool:
+        digest = pool.submit(sha256_file, path)  # read from memory while the disk writes
         os.fsync(handle.fileno())
     point("checkpoint.tensors")
     rows = {
         n: {"shape": p.shape, "dtype": str(p.local.dtype), "rows": [[path.name, p.start, p.stop]]}
         for n, p in mine.items()
     }
-    return {"files": {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}}, "tensors": rows}
+    return {"files": {path.name: {"bytes": path.stat().st_size, "sha256": digest.result()}}, "tensors": rows}
 
 
 def _merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
