@@ -133,9 +133,20 @@ def check(command: list[str], folder: Path) -> None:
         assert args[0] == "-m"
         assert importlib.util.find_spec(args[1]), command
     elif name in FILES:
+        before = (folder / args[-1]).read_bytes() if name == "sed" else b""
         subprocess.run(command, cwd=folder, check=True)
+        assert (folder / args[-1]).read_bytes() != before, f"{command} changed nothing"
     else:
         assert name in SYSTEM or "=" in name, f"{command}: neither run nor known"
+
+
+def test_tutorial_tells_the_numbers_of_the_small_run():
+    text, config = (ROOT / "docs/tutorial.md").read_text(), load_config(ROOT / "configs" / "smoke.yaml")
+    priced = ledger(ledger_slice(config))["variants"]
+    diff, reference, local = (priced[name]["steps"]["pretrain"] for name in ("diff", "global", "global_local"))
+    assert f"fewer steps ({diff} instead of {reference})" in text
+    assert f"trains more ({local})" in text
+    assert config.evals.limit == 6 and "a benchmark has six items" in text
 
 
 def parse_iha(args: list[str]) -> None:
