@@ -71,6 +71,18 @@ rule report:
             labels={"result": "FLOP ledger"},
         ),
         report(
+            f"{OUT}/report/training.md",
+            caption="../report/losses.rst",
+            category="Tables",
+            labels={"result": "where training ended"},
+        ),
+        report(
+            f"{OUT}/report/theory.md",
+            caption="../report/theory.rst",
+            category="Claims",
+            labels={"result": "the paper's theorems, tried"},
+        ),
+        report(
             f"{OUT}/report/figure2.png",
             caption="../report/figure2.rst",
             category="Figures",

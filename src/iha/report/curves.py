@@ -7,7 +7,7 @@ from pathlib import Path
 
 from iha.report.collect import Results
 from iha.report.figures import legend_below, pyplot, runs, save, smooth
-from iha.report.format import SCALE_LABELS
+from iha.report.format import SCALE_LABELS, big
 from iha.tracking.journal import read_metrics
 
 AXES = ("training FLOPs", "tokens", "seconds in training steps")
@@ -36,6 +36,8 @@ def cost_curves(results: Results, variant: str, seed: int, stage: str = "pretrai
 def loss_against_cost(results: Results, folder: Path) -> tuple[Path, Path]:
     """Figure `cost`: one panel for each of AXES, one line for every variant and seed."""
     plt = pyplot()
+    from matplotlib.ticker import MaxNLocator
+
     figure, panels = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained", sharey=True)
     for variant, seed, style in runs(results):
         for panel, points in zip(panels, cost_curves(results, variant, seed), strict=True):
@@ -43,6 +45,8 @@ def loss_against_cost(results: Results, folder: Path) -> tuple[Path, Path]:
             panel.plot([x for x, _ in smoothed], [y for _, y in smoothed], **style)
     for panel, name in zip(panels, AXES, strict=True):
         panel.set_xlabel(name)
+        panel.xaxis.set_major_locator(MaxNLocator(5))
+        panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}" if x < 1000 else big(x))
     panels[0].set_ylabel("pretraining loss, nats per token")
     legend_below(figure, panels[0])
     figure.suptitle(f"{SCALE_LABELS[results.part.scale]}Pretraining loss against cost")

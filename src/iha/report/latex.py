@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from iha.report.records import Grid, Text
-from iha.report.render import marks_text
+from iha.report.render import LONG, marks_text
 
 ESCAPES = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -15,8 +15,8 @@ ESCAPES = {
     "<": r"$<$", ">": r"$>$", "≥": r"$\ge$", "≤": r"$\le$", "→": r"$\to$", "α": r"$\alpha$", "−": "$-$",
     "…": r"\ldots{}", "·": r"$\cdot$", "²": r"\textsuperscript{2}", "“": "``", "”": "''", "’": "'",
 }  # fmt: skip
-#: Letters from which on a column is set in lines, and the least share of the text's width for such columns.
-LONG, LEAST = 32, 0.28
+#: Least share of the text's width for columns of long texts, which are set in lines.
+LEAST = 0.28
 #: Letters that a heading has in a line, and that all columns have side by side.
 HEADING, WIDTH = 9, 90
 #: Rows from which on a table may break over pages.

@@ -25,7 +25,8 @@ def figure3(grid: Grid, scale: str, folder: Path) -> tuple[Path, Path]:
             _bars(axis, grid, task.name, lr)
             axis.set_title(f"{task.name}, learning rate {lr:g}")
         row[0].set_ylabel("accuracy, percent of cells")
-    figure.suptitle(f"{SCALE_LABELS[scale]}Relation composition: best weights of every model")
+    label = SCALE_LABELS[scale].strip()
+    figure.suptitle("\n".join(part for part in (label, "Relation composition: best weights of every model") if part))
     return save(figure, folder, "figure3")
 
 

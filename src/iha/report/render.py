@@ -11,6 +11,9 @@ from pathlib import Path
 from iha.manifest import atomic_path
 from iha.report.records import Grid, Text
 
+#: Letters from which on a cell is a text, not a number.
+LONG = 32
+
 
 def marks_text(marks: Iterable[int]) -> str:
     """Footnote marks: `1,3`."""
@@ -46,9 +49,14 @@ def html_table(grid: Grid) -> str:
         main = f"<strong>{main}</strong>" if text.bold else main
         refs = ",".join(f'<a href="#{grid.name}-{m}">{m}</a>' for m in text.marks)
         main += f"<sup>{refs}</sup>" if refs else ""
-        return f"{_named(tag, text)}{main}{''.join(f'<small>{html.escape(line)}</small>' for line in text.lines)}"
+        kind = ' class="text"' if tag == "<td>" and len(text.main) >= LONG else ""
+        return f"{_named(tag, text, kind)}{main}{''.join(f'<small>{html.escape(line)}</small>' for line in text.lines)}"
 
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in grid.header)
+    texts = {i for row in grid.rows for i, text in enumerate(row) if i and len(text.main) >= LONG}
+    head = "".join(
+        f'<th scope="col"{" class=text" if i in texts else ""}>{html.escape(name)}</th>'
+        for i, name in enumerate(grid.header)
+    )
     body = "".join(
         f"<tr>{cell(row[0], '<th scope=row>')}</th>{''.join(cell(text, '<td>') + '</td>' for text in row[1:])}</tr>\n"
         for row in grid.rows
@@ -61,9 +69,10 @@ def html_table(grid: Grid) -> str:
     )
 
 
-def _named(tag: str, text: Text) -> str:
+def _named(tag: str, text: Text, kind: str) -> str:
     """The tag with the cell's name, which a reader sees when pointing at it."""
-    return f'{tag[:-1]} title="iha trace {html.escape(text.cell)}">' if text.cell else tag
+    name = f' title="iha trace {html.escape(text.cell)}"' if text.cell else ""
+    return f"{tag[:-1]}{kind}{name}>"
 
 
 def csv_text(header: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:

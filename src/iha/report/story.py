@@ -26,6 +26,10 @@ WARNINGS = {
     "ladder": "These models are smaller than the paper's; read differences, not absolute scores.",
     "paper": "",
 }
+NAMES = (
+    "Every number of the tables leads back to the runs, data, configuration and commit that it was made from: point at "
+    "it for its name, then iha trace NAME."
+)
 
 
 def story(found: Findings, sections: Sequence[Section]) -> list[str]:
@@ -40,7 +44,7 @@ def story(found: Findings, sections: Sequence[Section]) -> list[str]:
     )
     numbers = " ".join(text for text in (*map(_ranking, tables), _ruler(found.ruler)) if text)
     said = (WARNINGS[part.scale], what, numbers, _significance(tables), *(s.summary for s in sections))
-    return [text for text in said if text]
+    return [text for text in (*said, NAMES) if text]
 
 
 def _budget(results: Results) -> str:
