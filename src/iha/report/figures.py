@@ -140,6 +140,7 @@ def training_curves(results: Results, folder: Path) -> tuple[Path, Path]:
             axis.plot(*zip(*points, strict=True) if points else ((), ()), **style)
         axis.set_title(stage)
         axis.set_xlabel("step")
+        axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0].set_ylabel("loss, nats per token")
     legend_below(figure, axes[0])
     figure.suptitle(f"{SCALE_LABELS[results.part.scale]}Training loss")
