@@ -74,11 +74,16 @@ def judge(
         statement=statement,
         source=source,
         verdict=verdict,
-        error=float(error),
-        printed_error=float(printed),
+        error=_two_digits(error),
+        printed_error=_two_digits(printed),
         measure=measure,
         tried=tried,
         reason=reason,
         correction=correction if mended and not holds else None,
         counterexample=counterexample,
     )
+
+
+def _two_digits(error: float) -> float:
+    """As shown: the last bits of a float64 product depend on where its operands lie in memory."""
+    return float(f"{error:.1e}")
