@@ -48,9 +48,12 @@ demo: install  ## run the whole workflow small, on CPU, to finished tables
 	@echo "  $(RESULTS)/report.html            one page with everything; open it in a browser"
 	@echo "  make ui                                    the runs in MLflow, http://127.0.0.1:5000"
 
+# Whole files, long ones first (tests/conftest.py), on three workers, since some wait for Slurm.
+WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
+
 test: install  ## run all tests
 	@echo "Running the tests (about ten minutes on two cores)"
-	@$(BIN)/python -m pytest -n 3 --dist loadgroup
+	@$(BIN)/python -m pytest $(WORKERS)
 	@echo "Tests passed. Next: make demo, or docs/ for how things work."
 
 lint: install  ## check style, types, the workflow's format and rules
@@ -66,7 +69,7 @@ docs: install  ## build the documentation into site/, for reading without a netw
 	@echo "Open site/index.html"
 
 coverage: install  ## run the tests and say which lines they reach (slower than make test)
-	@$(BIN)/python -m pytest -n 3 --dist loadgroup --cov --cov-report=term:skip-covered
+	@$(BIN)/python -m pytest $(WORKERS) --cov --cov-report=term:skip-covered
 
 ui: install  ## start the MLflow page on http://127.0.0.1:5000
 	@$(BIN)/python -m iha.tracking.sync state

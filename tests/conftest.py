@@ -10,6 +10,23 @@ __all__ = ["cluster", "no_workflow_left"]
 # Workers of the test run share the cores; torch's spinning threads would cost more than they bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 REQUIRED = set(filter(None, os.environ.get("IHA_REQUIRE", "").split(",")))
+#: Groups of tests that take minutes: begun last, one of them would run alone at the end.
+LONG = ("dag", "slurm", "resume")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """The tests of a file are a group if they are in none: one worker makes their fixtures. Long groups come first."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    slow = {_group(item) for item in items if item.get_closest_marker("slow")}
+    order = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(_group(item), len(LONG) + (_group(item) not in slow)))
+
+
+def _group(item):
+    return item.get_closest_marker("xdist_group").args[0]
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -17,7 +17,6 @@ from datasets import Dataset
 from evallab import KINDS, mirror, net, tasks
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
-from lm_eval.models.huggingface import HFLM
 
 from iha.cli import main
 from iha.evals.lm import IhaLM
@@ -153,6 +152,8 @@ def completions() -> ConfigurableTask:
 @pytest.mark.parametrize("kind", ["iha", "diff"])
 def test_lm_eval_gives_the_export_the_same_scores(kind, exported):
     """GSM8K with its stock prompt, and choices by log-likelihood: every text, every log-likelihood, every score."""
+    from lm_eval.models.huggingface import HFLM  # 3 s, which not every worker has to spend
+
     stock = tasks("gsm8k", "math500", "mbpp", "humaneval")["gsm8k"]
     shots, generation = stock.config.num_fewshot, dict(stock.config.generation_kwargs)
     stock.set_config("num_fewshot", 1)

@@ -5,8 +5,6 @@ import signal
 
 import pytest
 import torch
-import torch._dynamo
-import torch.distributed.fsdp  # both imported here once: the forked ranks inherit them
 from trainlab import Bigram, Fixed, Lab, make_loop, packed_store, plain_store, recipe, train_slice
 
 from iha.config import ModelConfig
@@ -15,6 +13,13 @@ from iha.train.distributed import World
 
 MODEL = ModelConfig(hidden_dim=32, n_layers=2, n_heads=4, ffn_dim=48)
 PART = train_slice("iha", model=MODEL, recipe=recipe(steps=8, checkpoint_every=4, micro_batch=1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported():
+    """Once, for the forked ranks to inherit; not by every worker that collects this file (5 s)."""
+    import torch._dynamo
+    import torch.distributed.fsdp  # noqa: F401
 
 
 @pytest.fixture(scope="module")
