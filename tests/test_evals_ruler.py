@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -161,6 +162,32 @@ def test_words_that_do_not_add_up_are_noticed():
     assert meter.count("a b b") == 5  # wrong, and not yet noticed
     assert meter.checked("a b b") == 4
     assert meter.count("a b b") == 4
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 64, 65, 1000])
+def test_our_shuffle_is_that_of_the_library_and_so_is_the_stream_after_it(length):
+    for seed in range(20):
+        ours, theirs = Random(f"ruler/{seed}"), Random(f"ruler/{seed}")
+        mine, other, partly = ([str(i) for i in range(length)] for _ in range(3))
+        counting._shuffle(mine, ours)
+        counting._shuffle(partly, Random(f"ruler/{seed}"), 1)
+        theirs.shuffle(other)
+        assert mine == other and ours.getstate() == theirs.getstate()
+        assert partly[-1:] == mine[-1:] and sorted(partly) == sorted(mine)
+
+
+def test_numbers_drawn_together_are_those_drawn_one_by_one():
+    ours, theirs = Random("ruler/7"), Random("ruler/7")
+    assert counting._uniforms(ours, 999).tolist() == [theirs.random() for _ in range(999)]
+    assert ours.getstate() == theirs.getstate()
+
+
+def test_a_sketch_has_as_many_tokens_as_the_draft(tokenizer):
+    for units in range(counting.FWE_LEAST, counting.FWE_LEAST + 40):
+        task = counting.frequent_words(2048)
+        texts = [draft.input for draft in (task.draft(2048, 3, units), task.rough(2048, 3, units))]
+        assert texts[0] != texts[1]
+        assert len({len(tokenizer.encode_text(text)) for text in texts}) == 1
 
 
 @pytest.mark.parametrize("task", ["niah_multikey_2", "vt", "cwe", "fwe"])

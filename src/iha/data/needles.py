@@ -33,7 +33,8 @@ def lines(haystack: Haystack, kinds: tuple[str, str], rng: Random, count: int, t
         return [NOISE] * count
     keys = distinct(rng, kinds[0], count, taken)
     values = distinct(rng, kinds[1], count, taken)
-    return [NEEDLE.format(kind=kinds[1], key=k, value=v) for k, v in zip(keys, values, strict=True)]
+    before, between, after = NEEDLE.format(kind=kinds[1], key="\n", value="\n").split("\n")
+    return [f"{before}{key}{between}{value}{after}" for key, value in zip(keys, values, strict=True)]
 
 
 def hide(among: list[str], rng: Random, needles: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from random import Random
 
@@ -44,25 +43,25 @@ def distinct(rng: Random, kind: str, count: int, taken: set[str]) -> list[str]:
         taken: values in use.
     """
     values: list[str] = []
-    draw = _drawer(rng, kind)
     while len(values) < count:
-        value = draw()
-        if value not in taken:
-            taken.add(value)
-            values.append(value)
+        drawn = _draw(rng, kind, count - len(values))
+        if len(taken.union(drawn)) < len(taken) + len(drawn):
+            drawn = [value for value in dict.fromkeys(drawn) if value not in taken]
+        taken.update(drawn)
+        values += drawn
     return values
 
 
-def _drawer(rng: Random, kind: str) -> Callable[[], str]:
-    """Draws one value; a long item takes hundreds."""
+def _draw(rng: Random, kind: str, count: int) -> list[str]:
+    """The next `count` values of a stream; a long item takes hundreds."""
     uniform = rng.random
     if kind == "numbers":
-        return lambda: str(10**6 + int(uniform() * 9 * 10**6))
+        return [str(10**6 + int(uniform() * 9 * 10**6)) for _ in range(count)]
     if kind == "words":
         adjectives, nouns = categories()["adjective"], categories()["noun"]
         many, most = len(adjectives), len(nouns)
-        return lambda: f"{adjectives[int(uniform() * many)]}-{nouns[int(uniform() * most)]}"
-    return lambda: _uuid(rng.getrandbits(128))
+        return [f"{adjectives[int(uniform() * many)]}-{nouns[int(uniform() * most)]}" for _ in range(count)]
+    return [_uuid(rng.getrandbits(128)) for _ in range(count)]
 
 
 def _uuid(bits: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from iha.errors import UserError
@@ -31,17 +31,28 @@ class Draft:
 
 @dataclass(frozen=True)
 class Task:
-    """A task at one length: `build` makes the draft with a given number of units of haystack."""
+    """A task at one length: `build` makes the draft with a given number of units of haystack.
+
+    `sketch`: makes one of as many tokens with less work, to be counted only; None: nothing is easier than `build`.
+    """
 
     name: str
     max_new_tokens: int
     build: Callable[[Random, int, int], Draft]
     least: int
     most: int | None = None
+    sketch: Callable[[Random, int, int], Draft] | None = None
 
     def draft(self, length: int, index: int, units: int) -> Draft:
         """The draft of item `index` with `units` units: a pure function of its arguments and the seed."""
-        return self.build(Random(f"ruler/{SEED}/{self.name}/{length}/{index}"), index, units)
+        return self.build(self._stream(length, index), index, units)
+
+    def rough(self, length: int, index: int, units: int) -> Draft:
+        """A draft of the same number of tokens, to be counted only."""
+        return (self.sketch or self.build)(self._stream(length, index), index, units)
+
+    def _stream(self, length: int, index: int) -> Random:
+        return Random(f"ruler/{SEED}/{self.name}/{length}/{index}")
 
 
 @dataclass(frozen=True)
@@ -81,13 +92,16 @@ class Sizer:
             units = units if ceiling is None else min(units, ceiling)
             if units < self.task.least or (best is not None and units <= best.units):
                 break
-        return best if best is not None else self._smallest(index)
+        best = best if best is not None else self._smallest(index)
+        if self.task.sketch is not None:
+            best = replace(best, draft=self.task.draft(self.length, index, best.units))
+        return best
 
     def _try(self, index: int, units: int) -> Sized:
-        """Build and count: BOS, prompt, generation room. Calibration items (index < 0) check the meter."""
-        draft = self.task.draft(self.length, index, units)
+        """Build and count: BOS, prompt, generation room. The first calibration items (index -1) check the meter."""
+        draft = self.task.rough(self.length, index, units)
         text = draft.input + draft.answer_prefix
-        tokens = self._meter.checked(text) if index < 0 else self._meter.count(text)
+        tokens = self._meter.checked(text) if index == -1 else self._meter.count(text)
         return Sized(draft, units, 1 + tokens + self.task.max_new_tokens)
 
     def _smallest(self, index: int) -> Sized:
