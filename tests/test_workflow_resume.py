@@ -1,23 +1,20 @@
-"""The workflow killed in the middle of pretraining: the same command goes on where it was."""
+"""The workflow disturbed in the middle of pretraining: the same command goes on where it was."""
 
-import os
-import signal
-import subprocess
+import random
+import shutil
 import time
 
 import pytest
-from dag import BIN, ROOT, checkout, edit_config, snakemake
+from dag import checkout, edit_config, snakemake
+from killing import disturb, settled, start
 
 from iha.manifest import read_manifest
 
-pytestmark = [pytest.mark.xdist_group("resume"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("resume"), pytest.mark.slow, pytest.mark.timeout(1800)]
 
 TARGET = "results/micro/runs/iha/seed1/pretrain.json"
-STEPS = 120
-
-
-def _config(folder):
-    return str(edit_config(folder, pretrain__steps=STEPS, pretrain__checkpoint_every=5, match="tokens"))
+LOG = "results/micro/logs/pretrain-iha-seed1.log"
+STEPS = 160
 
 
 def _newest_checkpoint(folder):
@@ -26,38 +23,46 @@ def _newest_checkpoint(folder):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    folder = checkout(tmp_path_factory.mktemp("undisturbed"))
-    snakemake(folder, TARGET, config=_config(folder))
+def prepared(tmp_path_factory):
+    """All that pretraining needs."""
+    folder = checkout(tmp_path_factory.mktemp("prepared"))
+    changed = edit_config(folder, pretrain__steps=STEPS, pretrain__checkpoint_every=5, match="tokens")
+    snakemake(folder, "results/micro/data/pretrain.json", "results/micro/flops.json", config=changed.name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, prepared):
+    folder = shutil.copytree(prepared, tmp_path_factory.mktemp("undisturbed") / "run")
+    snakemake(folder, TARGET, config="changed.yaml")
     return read_manifest(folder / TARGET)
 
 
-@pytest.mark.parametrize("victim", ["controller", "group"])
-def test_snk_01_killed_in_pretraining_goes_on_at_the_next_step(tmp_path, undisturbed, victim):
-    folder = checkout(tmp_path)
-    config = _config(folder)
-    snakemake(folder, "results/micro/data/pretrain.json", "results/micro/flops.json", config=config)
-    process = subprocess.Popen(
-        [BIN / "snakemake", "--cores", "2", TARGET, "--configfile", config],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 120
-    while _newest_checkpoint(folder) < 10 and time.monotonic() < deadline:
+def _disturbed(folder, how, step):
+    """Start, disturb after `step`, wait until nothing is at work; exit code, and the step of the newest checkpoint."""
+    process, deadline = start(folder, TARGET, config="changed.yaml"), time.monotonic() + 300
+    while _newest_checkpoint(folder) < step and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL) if victim == "group" else process.kill()
-    process.wait()
-    reached = _newest_checkpoint(folder)
-    assert 10 <= reached < STEPS, "killed too late or never started"
+    assert step <= _newest_checkpoint(folder) < STEPS, "started or ended too late"
+    disturb(process, folder, how, random.Random(1))
+    return settled(process, folder), _newest_checkpoint(folder)
 
-    again = snakemake(folder, TARGET, config=config)
-    assert "Removing the lock" in again.stdout + again.stderr
-    manifest = read_manifest(folder / TARGET)
-    assert manifest.facts["weights_sha256"] == undisturbed.facts["weights_sha256"]
-    assert manifest.facts["data_digest"] == undisturbed.facts["data_digest"]
-    assert manifest.facts["steps"] == STEPS
-    log = (folder / "results/micro/logs/pretrain-iha-seed1.log").read_text()
-    assert "resum" in log.lower()
+
+def test_snk_01_disturbed_in_pretraining_goes_on_at_the_next_step(tmp_path, prepared, undisturbed):
+    """kill -9 of snakemake, of everything, of the job; Ctrl-C, which saves; SIGTERM, which lets the job end."""
+    folder, reached = shutil.copytree(prepared, tmp_path / "run"), 0
+    for how in ("controller", "group", "SIGINT", "job", "SIGTERM"):
+        before = reached
+        code, reached = _disturbed(folder, how, before + 10)
+        log = (folder / LOG).read_text()
+        assert code in ((-9,) if how in ("controller", "group") else (1, -2)), how
+        assert (f"resumed after step {before} of {STEPS}" in log) == (before > 0), how
+        assert (f"saved after step {reached} of {STEPS}" in log) == (how in ("controller", "SIGINT")), how
+        assert (folder / TARGET).exists() == (how == "SIGTERM"), how
+        if how == "group":
+            assert "Removing the lock" in (folder / "snakemake.log").read_text()
+    snakemake(folder, TARGET, config="changed.yaml")
+    made = read_manifest(folder / TARGET)
+    assert made.facts["weights_sha256"] == undisturbed.facts["weights_sha256"]
+    assert made.facts["data_digest"] == undisturbed.facts["data_digest"]
+    assert made.facts["steps"] == STEPS
