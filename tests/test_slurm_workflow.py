@@ -22,19 +22,23 @@ TARGETS = [f"results/micro/evals/{variant}/seed1/words.base.json" for variant in
 
 
 def place(folder, cluster, **env):
-    """A checkout with the profile, two ranks on each node, and what a user on the login node has in the environment."""
+    """A checkout with the profile, and what a user on the login node has in the environment.
+
+    Of the two nodes each has two ranks of the variant that is interrupted, and one of the other.
+    """
     checkout(folder)
     shutil.copytree(ROOT / "slurm", folder / "slurm")
     profile = folder / "slurm/config.yaml"
     text = profile.read_text().replace(
-        'tasks_per_node: "dict(paper=8, ladder=1, smoke=1)', 'tasks_per_node: "dict(paper=8, ladder=1, smoke=2)'
+        'tasks_per_node: "dict(paper=8, ladder=1, smoke=1)',
+        "tasks_per_node: \"dict(paper=8, ladder=1, smoke=1 + (wildcards.variant == 'iha'))",
     )
     profile.write_text(text.replace("smoke=3000", "smoke=1000"))
     return {**os.environ, "PYTHONPATH": str(ROOT / "src"), **cluster.env, **env}
 
 
 @pytest.mark.timeout(600)
-def test_dst_02_two_variants_to_an_evaluation_with_four_ranks_on_two_nodes(cluster, tmp_path):
+def test_dst_02_two_variants_to_an_evaluation_with_two_and_four_ranks_on_two_nodes(cluster, tmp_path):
     """`snakemake --profile slurm`; one training is told to save after step 5, is requeued and goes on with step 6."""
     here, gate = tmp_path / "here", tmp_path / "gate"
     env = place(here, cluster, IHA_FAULT=f"step@6:wait={gate}")
