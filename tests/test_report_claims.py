@@ -78,6 +78,22 @@ def test_what_was_not_run_is_inconclusive_and_says_why(tmp_path):
     grid = claims_grid(world.results, tuple(found.values()))
     assert any("Not tested: no variant of this experiment is called diff." in n for n in grid.footnotes)
     assert f"Of {len(found)} claims" in summary(tuple(found.values()))
+    row_of = {r[0].main: r for r in grid.rows}
+    assert row_of[found["ruler_diff"].claim.says][1].lines == ("not tested",)
+
+
+def test_what_no_result_could_decide_says_so(tmp_path):
+    found = findings(whole(tmp_path))
+    claim = found["sft_gsm8k_p1"]
+    assert (claim.verdict, claim.remark) == ("inconclusive", "not decidable")
+    assert claim.reach >= 0.05
+    assert claim.why.startswith("with 4 paired items and this many claims, no result could have had p below 1")
+    able = findings(gsm8k(tmp_path / "b", **{"global": 20}, iha=20))["sft_gsm8k_p1"]
+    assert (able.verdict, able.remark, able.why) == ("inconclusive", "", "")
+    said = summary(tuple(found.values()))
+    undecidable = sum(f.remark == "not decidable" for f in found.values())
+    assert f"{undecidable} of them by construction" in said
+    assert f"{sum(f.effect is None for f in found.values())} were not tested." in said
 
 
 def long(tmp_path, score):
@@ -116,7 +132,7 @@ def test_seeds_widen_the_interval():
 
     one = paired_effect(scores(0.5), scores(0.4))
     three = paired_effect(scores(0.7, 0.5, 0.3), scores(0.4, 0.4, 0.4))
-    assert one.high - one.low < 1e-9
+    assert (one.low, one.high) == (None, None), "a constant gap of 0.1 in one seed has no honest interval"
     assert three.mean == pytest.approx(0.1)
     assert three.low == pytest.approx(0.1 - 4.302653 * 0.2 / math.sqrt(3), rel=1e-5)
     assert three.p > 0.3
@@ -127,7 +143,8 @@ def test_the_lead_in_average_rank(tmp_path):
     columns = resolved(TABLE1, world.results)
     first, last = (rank_lead(world.results, columns, v) for v in ("iha", "global"))
     assert (first.mean, last.mean) == (1.0, -4.0)
-    assert first.low <= first.mean <= first.high
+    assert (first.low, first.high) == (None, None), "a bootstrap of ranks does not agree with the test"
+    assert first.floor <= first.p
     assert first.items == 12, "four items of three benchmarks, their metrics together"
 
 
@@ -137,7 +154,7 @@ def test_equal_variants_have_no_lead(tmp_path):
         zeros = {("gsm8k", m): [0.0] * 8 for m in ("p1", "maj16")}
         world.evaluate(v, 1, "reasoning", "sft", [row("gsm8k", "p1", 0.0)], zeros)
     lead = rank_lead(world.results, resolved(TABLE1[:1], world.results), "iha")
-    assert (lead.mean, lead.p) == (0.0, 1.0)
+    assert (lead.mean, lead.p, lead.floor) == (0.0, 1.0, 1.0)
 
 
 def test_the_p_value_of_a_lead_is_honest_under_no_difference(tmp_path):

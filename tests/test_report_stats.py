@@ -10,7 +10,7 @@ from iha.evals.scores import suite_mean
 from iha.report.collect import measured
 from iha.report.format import big, mean_text, signed
 from iha.report.paper import paper
-from iha.report.stats import average_ranks, holm, paired_p, ranks, t_test_p
+from iha.report.stats import average_ranks, holm, interval, paired_effect, paired_p, ranks, smallest_p, t_test_p
 
 
 @pytest.mark.parametrize("table", ["table1", "table2"])
@@ -91,6 +91,40 @@ def test_t_test_agrees_with_scipy(gaps):
 
 def test_t_test_without_spread():
     assert (t_test_p([0.0, 0.0]), t_test_p([1.0, 1.0])) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(("hits", "n"), [(0, 8), (8, 8), (3, 40)])
+def test_intervals_of_shares_agree_with_scipy(hits, n):
+    from scipy import stats
+
+    exact = stats.binomtest(hits, n).proportion_ci(method="exact")
+    assert interval({1: items(*[1.0] * hits, *[0.0] * (n - hits))}) == pytest.approx((exact.low, exact.high))
+
+
+def test_a_score_that_does_not_vary_has_no_interval_without_width():
+    assert interval({1: items(*[3.0] * 8)}, bounded=False) is None
+    assert interval({1: items(*[0.5] * 8)}) is None
+    low, high = interval({1: items(0.0625, *[0.0] * 7)})
+    assert low == 0.0
+    assert high == pytest.approx(0.5265, abs=1e-3), "one of eight items off 0: up to 53 % may be"
+
+
+@pytest.mark.parametrize("n", [4, 8, 30])
+def test_the_interval_of_a_difference_agrees_with_its_test(n):
+    """It leaves out 0 only where the sign-flip test alone is below 0.05, for every number of items that differ."""
+    for better in range(n + 1):
+        gaps = paired_effect({1: items(*[1.0] * better, *[0.0] * (n - better))}, {1: items(*[0.0] * n)})
+        assert gaps.differ == better
+        assert gaps.low <= gaps.mean <= gaps.high
+        assert gaps.low < gaps.high
+        assert gaps.p >= 0.9 * gaps.floor
+        if gaps.low > 0:
+            assert gaps.p < 0.06
+
+
+def test_the_smallest_p_is_that_of_a_sign_flip_test():
+    assert smallest_p(3) == 0.25
+    assert smallest_p(1319) == pytest.approx(1 / 2001), "as many flips as are drawn"
 
 
 def test_holm_by_hand():

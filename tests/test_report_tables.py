@@ -32,9 +32,9 @@ def footnotes(world: World, text) -> str:
 def test_a_cell_shows_ours_the_difference_and_the_papers(tmp_path):
     world = whole(tmp_path)
     text = cell(world, "IHA", "GSM8K P@1")
-    assert (text.main, text.lines) == ("100.0", ("[100.0, 100.0]", "Δ +100.0", "paper 34.3"))
+    assert (text.main, text.lines) == ("100.0", ("[39.8, 100.0]", "Δ +100.0", "paper 34.3"))
     assert cell(world, "Global", "GSM8K P@1").main == "0.0", "a zero is a zero"
-    assert cell(world, "Global", "GSM8K P@1").lines == ("[0.0, 0.0]", "paper 29.5")
+    assert cell(world, "Global", "GSM8K P@1").lines == ("[0.0, 60.2]", "paper 29.5"), "0 of 4 is no proof of 0"
     assert cell(world, "items", "GSM8K P@1").main == "4 synthetic"
     assert cell(world, "items", "HumanEval P@1", 1).main == "4 real"
     assert cell(world, "IHA", "avg rank").main == "1.0"
@@ -116,6 +116,16 @@ def test_lower_loss_is_better_in_the_companion_block(tmp_path):
     assert (found["IHA"].main, found["IHA"].bold, found["Global"].bold) == ("2.000", True, False)
 
 
+def test_tables_say_which_tests_could_have_been_significant(tmp_path):
+    world = whole(tmp_path)
+    (note,) = [n for n in grid(world).footnotes if "could have reached" in n]
+    assert note.startswith("No test here could have reached 0.05"), "four items: p is 1/8 at least"
+    for v in world.variants:
+        world.evaluate(v, 1, "r", "sft", [row("gsm8k", "p1", 0.0, n=40)], {("gsm8k", "p1"): [0.0] * 40})
+    (note,) = [n for n in grid(world).footnotes if n.startswith("Power: ")]
+    assert note.startswith("Power: 4 of the 24 tests"), "only those of the column with 40 items"
+
+
 def test_footnotes_on_compute_and_skipped_steps(tmp_path):
     world = whole(tmp_path, match="tokens")
     world.ledger({"iha": 0.0421, "diff": 0.0004})
@@ -171,7 +181,7 @@ def test_a_metric_measured_twice_is_said_to_be(tmp_path):
 
 def test_an_own_variant_has_no_published_value(tmp_path):
     world = whole(tmp_path, variants=("global", "iha_p4"))
-    assert cell(world, "iha_p4", "GSM8K P@1").lines == ("[0.0, 75.0]", "Δ +25.0")
+    assert cell(world, "iha_p4", "GSM8K P@1").lines == ("[0.6, 80.6]", "Δ +25.0")
 
 
 def test_one_sentence_serves_every_benchmark_that_is_truncated(tmp_path):

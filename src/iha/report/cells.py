@@ -10,7 +10,7 @@ from iha.report.columns import Column
 from iha.report.format import BENCHMARKS, display
 from iha.report.paper import PaperTable
 from iha.report.records import Cell, ItemScores, Metric, Score
-from iha.report.stats import LEVEL, holm, interval, paired_p
+from iha.report.stats import LEVEL, holm, interval, paired_effect, paired_p
 
 #: Share above which a rate becomes a footnote, and the footnote.
 RATES = {
@@ -33,6 +33,11 @@ class Block:
     columns: tuple[Column, ...]
     cells: dict[str, tuple[Cell, ...]]
 
+    @property
+    def reaches(self) -> list[float]:
+        """The smallest p-value that each test against the reference could have had."""
+        return [c.reach for row in self.cells.values() for c in row if c.reach is not None]
+
 
 def build(results: Results, columns: tuple[Column, ...], paper: PaperTable | None = None) -> Block:
     """Compute every cell of a table."""
@@ -51,20 +56,22 @@ def _column(
     items = {v: _items(results, column.key, v) for v in cells}
     base = cells[reference].mean
     for v, plain in cells.items():
-        own = _informed(plain, items[v], column.factor, rates.get((column.benchmark, v), ()))
+        own = _informed(plain, items[v], column, rates.get((column.benchmark, v), ()))
         cells[v] = replace(own, paper=paper.value(column.paper or "", v) if paper else None)
         if v != reference and own.mean is not None and base is not None:
-            cells[v] = replace(cells[v], delta=own.mean - base, p=paired_p(items[v], items[reference]))
+            effect = paired_effect(items[v], items[reference])
+            p, floor = (effect.p, effect.floor) if effect else (None, None)
+            cells[v] = replace(cells[v], delta=own.mean - base, p=p, reach=floor)
     best = _significant_best(cells, items, column.lower_is_better, tests)
     return {v: replace(own, bold=v == best) for v, own in cells.items()}
 
 
-def _informed(cell: Cell, items: dict[int, ItemScores], factor: float, notes: tuple[str, ...]) -> Cell:
+def _informed(cell: Cell, items: dict[int, ItemScores], column: Column, notes: tuple[str, ...]) -> Cell:
     """The cell with its interval and the footnotes on its benchmark."""
     if cell.missing is not None:
         return cell
-    bounds = interval({s: items[s] for s in cell.seeds})
-    low, high = (None, None) if bounds is None else (factor * bounds[0], factor * bounds[1])
+    bounds = interval({s: items[s] for s in cell.seeds}, bounded=column.unit == "percent")
+    low, high = (None, None) if bounds is None else (column.factor * bounds[0], column.factor * bounds[1])
     return replace(cell, low=low, high=high, notes=(*cell.notes, *notes))
 
 
@@ -163,7 +170,11 @@ def _significant_best(
 
 
 def _starred(cells: dict[str, tuple[Cell, ...]]) -> dict[str, tuple[Cell, ...]]:
-    """Replace p-values against the reference by Holm's, over all cells of the block."""
-    raw = {f"{v}/{i}": c.p for v, row in cells.items() for i, c in enumerate(row) if c.p is not None}
-    adjusted = holm({name: p for name, p in raw.items() if p is not None})
-    return {v: tuple(replace(c, p=adjusted.get(f"{v}/{i}")) for i, c in enumerate(row)) for v, row in cells.items()}
+    """Replace p-values against the reference, and the smallest possible, by Holm's, over all cells of the block."""
+    tested = {f"{v}/{i}": c for v, row in cells.items() for i, c in enumerate(row) if c.p is not None}
+    p = holm({name: c.p for name, c in tested.items() if c.p is not None})
+    reach = holm({name: c.reach for name, c in tested.items() if c.reach is not None})
+    return {
+        v: tuple(replace(c, p=p.get(f"{v}/{i}"), reach=reach.get(f"{v}/{i}")) for i, c in enumerate(row))
+        for v, row in cells.items()
+    }

@@ -1,8 +1,8 @@
 """The paper's sentences as paired tests on our own models: supported, contradicted or inconclusive.
 
 A claim is supported if IHA is better by a difference that is significant after Holm's correction over all claims that
-could be tested, contradicted if it is significantly worse, and inconclusive otherwise: a run that measured nothing
-decides nothing.
+could be tested, contradicted if it is significantly worse, and inconclusive otherwise: a run that measured nothing, or
+too few items for any test to reach the level, decides nothing, and says which.
 """
 
 from __future__ import annotations
@@ -40,12 +40,23 @@ class Claim:
 
 @dataclass(frozen=True)
 class Finding:
-    """What our models say to a claim. `effect`: in points of percent (or ranks); `p`: after Holm; None: not tested."""
+    """What our models say to a claim. `effect`: in points of percent (or ranks); `p`: after Holm; None: not tested.
+
+    `reach`: the smallest p-value after Holm that its items allow. `why` it was not tested, or could not be decided.
+    """
 
     claim: Claim
     effect: Effect | None
     p: float | None = None
     why: str = ""
+    reach: float | None = None
+
+    @property
+    def remark(self) -> str:
+        """Why it is inconclusive from the start: `not tested`, `not decidable`, or nothing."""
+        if self.effect is None:
+            return "not tested"
+        return "not decidable" if self.reach is not None and self.reach >= LEVEL else ""
 
     @property
     def verdict(self) -> Verdict:
@@ -69,7 +80,21 @@ def judge(results: Results, numbers: Ruler) -> tuple[Finding, ...]:
     """Test every claim."""
     found = [_test(results, numbers, claim) for claim in claims()]
     adjusted = holm({f.claim.id: f.effect.p for f in found if f.effect is not None})
-    return tuple(replace(f, p=adjusted.get(f.claim.id)) for f in found)
+    reach = holm({f.claim.id: f.effect.floor for f in found if f.effect is not None})
+    return tuple(_judged(f, adjusted.get(f.claim.id), reach.get(f.claim.id)) for f in found)
+
+
+def _judged(finding: Finding, p: float | None, reach: float | None) -> Finding:
+    judged = replace(finding, p=p, reach=reach)
+    if judged.remark != "not decidable" or judged.effect is None or reach is None:
+        return judged
+    e = judged.effect
+    cause = (
+        f"only {e.differ} of {e.items} items tell variants apart"
+        if finding.claim.worse is None
+        else f"{e.items} paired items"
+    )
+    return replace(judged, why=f"with {cause} and this many claims, no result could have had p below {reach:.2g}")
 
 
 def _test(results: Results, numbers: Ruler, claim: Claim) -> Finding:
@@ -89,7 +114,8 @@ def _test(results: Results, numbers: Ruler, claim: Claim) -> Finding:
 
 
 def _percent(effect: Effect) -> Effect:
-    return replace(effect, mean=100 * effect.mean, low=100 * effect.low, high=100 * effect.high)
+    low, high = (None if x is None else 100 * x for x in (effect.low, effect.high))
+    return replace(effect, mean=100 * effect.mean, low=low, high=high)
 
 
 def _items(results: Results, numbers: Ruler, kind: str, name: str, variant: str) -> dict[int, ItemScores]:

@@ -9,23 +9,26 @@ from iha.evals.scores import mean_sd
 from iha.report.cells import RATES, rate
 from iha.report.collect import Results
 from iha.report.columns import Column
+from iha.report.paper import PaperTable, paper
 from iha.report.records import Cell, Cells, Metric
 from iha.report.render import csv_text
 from iha.report.tables import PaperTableReport
 
 HEADER = (
     "cell", "scale", "variant", "model", "benchmark", "metric", "unit", "mean", "sample_sd", "seeds", "n_items",
-    "source", "low", "high", "delta", "p_holm", "bold", "paper", "missing", "notes",
+    "source", "low", "high", "delta", "p_holm", "p_possible", "bold", "paper", "missing", "notes",
 )  # fmt: skip
 
 
 def cells_csv(results: Results, table: PaperTableReport) -> str:
     """One line per cell, companions included, then the average ranks."""
     rows = [_line(results, table.name, *place) for place in _cells(table)]
+    published: PaperTable = getattr(paper(), table.name)
     for variant, rank in table.ranks.items():
         values = {
             "cell": f"{table.name}:{variant}:avg_rank", "scale": results.part.scale, "variant": variant,
             "metric": "avg_rank", "unit": "rank", "mean": rank,
+            "paper": published.value("avg_rank", variant),
         }  # fmt: skip
         rows.append([values.get(name) for name in HEADER])
     return csv_text(HEADER, rows)
@@ -57,6 +60,7 @@ def _line(results: Results, table: str, variant: str, column: Column, cell: Cell
         cell.high,
         cell.delta,
         cell.p,
+        cell.reach,
         cell.bold,
         cell.paper,
         cell.missing,

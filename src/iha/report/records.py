@@ -54,7 +54,8 @@ class TrainRun:
 class Cell:
     """A cell before formatting. `values`: one per seed in display units (percent, or nats).
 
-    `low`, `high`: 95 % interval of the mean, None without the scores of single items.
+    `low`, `high`: 95 % interval of the mean, None without the scores of single items. `reach`: the smallest value that
+    `p` could have had.
     """
 
     values: tuple[float, ...] = ()
@@ -69,6 +70,7 @@ class Cell:
     notes: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
+    reach: float | None = None
 
     @property
     def mean(self) -> float | None:

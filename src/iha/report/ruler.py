@@ -12,8 +12,9 @@ from iha.evals.scores import mean_present, suite_mean
 from iha.report.collect import Results
 from iha.report.format import MISSING, display, mean_text, signed
 from iha.report.paper import paper
+from iha.report.power import power
 from iha.report.records import Cells, Footnotes, Grid, ItemScores, Metric, Text
-from iha.report.stats import LEVEL, holm, interval, paired_p
+from iha.report.stats import LEVEL, holm, interval, paired_effect
 from iha.report.tables import caption
 
 #: Lengths of the overall mean where all of them were run [spec 11]; otherwise every length.
@@ -25,7 +26,8 @@ BySeed = dict[int, float]
 
 @dataclass(frozen=True)
 class Ruler:
-    """Percent by variant (and length) and seed; a missing seed is absent. `p`: overall against the reference, Holm.
+    """Percent by variant (and length) and seed; a missing seed is absent. `p`: overall against the reference, Holm;
+    `reach`: the smallest value that it could have had.
 
     `bounds`, `multikey_bounds`: 95 % interval of a mean, absent without the scores of single items.
     """
@@ -37,6 +39,7 @@ class Ruler:
     multikey: dict[tuple[str, int], BySeed]
     overall: dict[str, BySeed]
     p: dict[str, float]
+    reach: dict[str, float]
     bounds: dict[tuple[str, int], tuple[float, float]]
     multikey_bounds: dict[tuple[str, int], tuple[float, float]]
 
@@ -55,9 +58,9 @@ def ruler(results: Results) -> Ruler:
     keyed = {n: multikey_tasks(tasks[n]) for n in lengths}
     multikey = {(v, n): _means(results, v, n, keyed[n]) for v in variants for n in lengths}
     overall = {v: _overall([by_length[v, n] for n in over], results.part.seeds) for v in variants}
-    p = _p_values(results, {n: tasks[n] for n in over}, {v for v in variants if overall[v]})
+    p, reach = _p_values(results, {n: tasks[n] for n in over}, {v for v in variants if overall[v]})
     bounds, key_bounds = (_bounds(results, means, of) for means, of in ((by_length, tasks), (multikey, keyed)))
-    return Ruler(lengths, tasks, over, by_length, multikey, overall, p, bounds, key_bounds)
+    return Ruler(lengths, tasks, over, by_length, multikey, overall, p, reach, bounds, key_bounds)
 
 
 def overall_lengths(lengths: Iterable[int]) -> tuple[int, ...]:
@@ -105,14 +108,17 @@ def _overall(by_length: list[BySeed], seeds: tuple[int, ...]) -> BySeed:
     return found
 
 
-def _p_values(results: Results, tasks: dict[int, tuple[str, ...]], variants: set[str]) -> dict[str, float]:
-    """Paired tests of the overall mean against the reference, over items of all tasks and lengths."""
+def _p_values(
+    results: Results, tasks: dict[int, tuple[str, ...]], variants: set[str]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Paired tests of the overall mean against the reference, over items of all tasks and lengths: p, smallest p."""
     reference = results.part.reference
     if reference not in variants:
-        return {}
+        return {}, {}
     items = {v: {s: item_scores(results, v, s, tasks) for s in results.part.seeds} for v in variants}
-    found = {v: paired_p(items[v], items[reference]) for v in variants if v != reference}
-    return holm({v: p for v, p in found.items() if p is not None})
+    found = {v: paired_effect(items[v], items[reference]) for v in variants if v != reference}
+    tested = {v: effect for v, effect in found.items() if effect is not None}
+    return holm({v: e.p for v, e in tested.items()}), holm({v: e.floor for v, e in tested.items()})
 
 
 def item_scores(results: Results, variant: str, seed: int, tasks: dict[int, tuple[str, ...]]) -> ItemScores:
@@ -171,7 +177,8 @@ def _notes(results: Results, numbers: Ruler) -> list[str]:
     gain = f"Gain: multi-key mean relative to {display(reference)}." if shown else ""
     spans = "Brackets: 95 % interval as in Tables 1 and 2." if numbers.bounds else ""
     stars = f"Δ: difference to {display(reference)}, * if significant at {LEVEL} as in Tables 1 and 2."
-    return [text for text in (own, stars, spans, gain, theirs, *paper().figure_notes) if text]
+    able = power(list(numbers.reach.values()), "tests of an overall difference to the reference")
+    return [text for text in (own, able, stars, spans, gain, theirs, *paper().figure_notes) if text]
 
 
 def _overall_lines(numbers: Ruler, variant: str, reference: str) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from iha.evals.scores import bootstrap_ci, mean_sd, paired_difference
+from iha.evals.scores import RESAMPLES, mean_sd, paired_difference
+from iha.report.bounds import Span, of_gaps, of_scores
 from iha.report.records import ItemScores
 
 #: Two-sided level of every test in the report.
@@ -34,22 +35,27 @@ def average_ranks(columns: Sequence[Mapping[str, float | None]]) -> dict[str, fl
 
 @dataclass(frozen=True)
 class Effect:
-    """Mean of a - b with its 95 % interval and the two-sided p-value of "no difference"."""
+    """Mean of a - b with its 95 % interval (None: there is no honest one) and the two-sided p of "no difference".
+
+    `floor`: the smallest p-value that the test can give with so many items; `differ`: items on which the two differ.
+    """
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     p: float
     items: int
     seeds: int
+    floor: float = 0.0
+    differ: int = 0
 
 
 def paired_effect(a: Mapping[int, ItemScores], b: Mapping[int, ItemScores], factor: float = 1.0) -> Effect | None:
     """Compare two variants on the items and seeds they share; None if there are none.
 
-    `a`, `b`: training seed -> item -> score; `b` is multiplied by `factor`. Of interval and p-value the more cautious
-    of two: over items (bootstrap, sign flips; scores averaged over the shared seeds) and, with two or more seeds, over
-    seeds (paired t). With one seed, run-to-run variance is not covered.
+    `a`, `b`: training seed -> item -> score, in 0..1 for the interval; `b` is multiplied by `factor`. Of interval and
+    p-value the more cautious of two: over items (`bounds.of_gaps`, sign flips; scores averaged over the shared seeds)
+    and, with two or more seeds, over seeds (paired t). With one seed, run-to-run variance is not covered.
     """
     seeds = sorted(s for s in set(a) & set(b) if a[s] and b[s])
     if not seeds:
@@ -58,11 +64,22 @@ def paired_effect(a: Mapping[int, ItemScores], b: Mapping[int, ItemScores], fact
     if not shared:
         return None
     of_a, of_b = ([sum(scores[s][i] for s in seeds) / len(seeds) for i in shared] for scores in (a, b))
-    over_items = paired_difference(of_a, [factor * x for x in of_b], seed=0)
+    of_b = [factor * x for x in of_b]
+    over_items = paired_difference(of_a, of_b, seed=0)
+    by_item = [x - y for x, y in zip(of_a, of_b, strict=True)]
     gaps = [sum(a[s][i] - factor * b[s][i] for i in shared) / len(shared) for s in seeds]
-    low, high = wider((over_items.low, over_items.high), t_interval(gaps))
+    low, high = wider(of_gaps(by_item, factor), t_interval(gaps)) or (None, None)
     p = max(over_items.p, t_test_p(gaps)) if len(gaps) > 1 else over_items.p
-    return Effect(over_items.mean, low, high, p, len(shared), len(seeds))
+    differ = sum(abs(gap) > 1e-9 for gap in by_item)
+    return Effect(over_items.mean, low, high, p, len(shared), len(seeds), smallest_p(len(shared)), differ)
+
+
+def smallest_p(items: int) -> float:
+    """The smallest two-sided p-value of a sign-flip test: all of `items` differ in one direction, 2 of 2^items signs.
+
+    With two or more seeds the t-test over seeds can only add to it.
+    """
+    return max(2.0 ** (1 - items), 1 / (RESAMPLES + 1))
 
 
 def paired_p(a: Mapping[int, ItemScores], b: Mapping[int, ItemScores]) -> float | None:
@@ -71,22 +88,26 @@ def paired_p(a: Mapping[int, ItemScores], b: Mapping[int, ItemScores]) -> float 
     return None if effect is None else effect.p
 
 
-def interval(scores: Mapping[int, ItemScores]) -> tuple[float, float] | None:
-    """95 % interval of one variant's mean, the wider of bootstrap over items and t over seeds; None without items."""
+def interval(scores: Mapping[int, ItemScores], bounded: bool = True) -> Span | None:
+    """95 % interval of one variant's mean, the wider of over items (`bounds.of_scores`) and t over seeds.
+
+    None without items, and where every item scores the same and the scores are not `bounded` to 0..1.
+    """
     seeds = sorted(s for s in scores if scores[s])
     shared = sorted(set.intersection(*(set(scores[s]) for s in seeds))) if seeds else []
     if not shared:
         return None
     means = [sum(scores[s][i] for s in seeds) / len(seeds) for i in shared]
-    return wider(bootstrap_ci(means, seed=0), t_interval([sum(scores[s].values()) / len(scores[s]) for s in seeds]))
+    return wider(of_scores(means, bounded), t_interval([sum(scores[s].values()) / len(scores[s]) for s in seeds]))
 
 
-def wider(a: tuple[float, float], b: tuple[float, float] | None) -> tuple[float, float]:
-    """The longer of two intervals."""
-    return a if b is None or a[1] - a[0] >= b[1] - b[0] else b
+def wider(a: Span | None, b: Span | None) -> Span | None:
+    """The longer of two intervals, of those that there are and have a width."""
+    spans = (span for span in (a, b) if span is not None and span[1] > span[0])
+    return max(spans, key=lambda span: span[1] - span[0], default=None)
 
 
-def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
+def t_interval(values: Sequence[float]) -> Span | None:
     """95 % t interval of the mean; None for fewer than two values."""
     if len(values) < 2:
         return None

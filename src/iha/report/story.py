@@ -14,6 +14,7 @@ from iha.report.collect import Results
 from iha.report.format import display
 from iha.report.notes import MATCHED, contamination, generated, met, searched
 from iha.report.page import definitions
+from iha.report.power import reached
 from iha.report.ruler import Ruler
 from iha.report.section import Findings, Section
 from iha.report.stats import LEVEL
@@ -43,7 +44,13 @@ def story(found: Findings, sections: Sequence[Section]) -> list[str]:
         f"contexts (RULER) and supervised fine-tuning (Table 1). {_budget(results)}"
     )
     numbers = " ".join(text for text in (*map(_ranking, tables), _ruler(found.ruler)) if text)
-    said = (WARNINGS[part.scale], what, numbers, _significance(tables), *(s.summary for s in sections))
+    said = (
+        WARNINGS[part.scale],
+        what,
+        numbers,
+        _significance(tables, display(part.reference)),
+        *(s.summary for s in sections),
+    )
     return [text for text in (*said, NAMES) if text]
 
 
@@ -58,13 +65,17 @@ def _budget(results: Results) -> str:
 
 
 def _ranking(table: PaperTableReport) -> str:
+    """Who leads a table, only where some difference in it is significant: a rank of noise is no result."""
     if not table.ranks:
         return ""
+    name = table.name.replace("table", "Table ")
     best = min(table.ranks.values())
     if len(table.ranks) > 1 and best == max(table.ranks.values()):
-        return f"{table.name.replace('table', 'Table ')} shows no difference: all average ranks are equal."
+        return f"{name} shows no difference: all average ranks are equal."
+    if not any(c.p is not None and c.p < LEVEL for row in table.main.cells.values() for c in row):
+        return ""
     leaders = " and ".join(display(v) for v, rank in table.ranks.items() if rank == best)
-    return f"Best average rank in {table.name.replace('table', 'Table ')}: {leaders} ({best:.1f})."
+    return f"Best average rank in {name}: {leaders} ({best:.1f})."
 
 
 def _ruler(numbers: Ruler) -> str:
@@ -74,15 +85,30 @@ def _ruler(numbers: Ruler) -> str:
         return ""
     if not any(means.values()):
         return "RULER overall: 0 for every variant."
+    if not any(p < LEVEL for p in numbers.p.values()):
+        low, high = min(means.values()), max(means.values())
+        return f"RULER overall: {low:.1f} to {high:.1f}, no difference to the reference is significant."
     return f"RULER overall: {', '.join(f'{display(v)} {means[v]:.1f}' for v in ordered)}."
 
 
-def _significance(tables: tuple[PaperTableReport, ...]) -> str:
-    tested = [c.p for t in tables for row in t.main.cells.values() for c in row if c.p is not None]
-    if not tested:
-        return "No difference to the reference could be tested."
-    hits = sum(p < LEVEL for p in tested)
-    return f"{hits} of {len(tested)} differences to the reference in Tables 1 and 2 are significant at {LEVEL}."
+def _significance(tables: tuple[PaperTableReport, ...], reference: str) -> str:
+    """How many differences are significant, and how many could have been."""
+    cells = [c for t in tables for row in t.main.cells.values() for c in row if c.p is not None]
+    if not cells:
+        return f"No difference to {reference} could be tested."
+    hits = sum(c.p is not None and c.p < LEVEL for c in cells)
+    reaches = [x for t in tables for x in t.main.reaches]
+    able = reached(reaches)
+    least = f"the smallest possible p-value is {min(reaches):.2g}"
+    could = (
+        f"No test here could have reached {LEVEL}: with so few items, {least} after the correction, so this is true by "
+        "construction and says nothing about the variants."
+        if not able
+        else f"{able} of the tests had enough items to reach it at all."
+    )
+    ranks = "" if hits else " Average ranks are in the tables, but no leader is named: it would be one by chance."
+    said = f"{hits} of {len(cells)} differences to {reference} in Tables 1 and 2 are significant at {LEVEL}."
+    return f"{said} {could}{ranks}"
 
 
 def provenance_section(found: Findings) -> Section:

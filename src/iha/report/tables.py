@@ -10,17 +10,23 @@ from iha.report.columns import TABLE1, TABLE2, Column, companions, resolved
 from iha.report.format import MISSING, SCALE_LABELS, display, mean_text, signed
 from iha.report.notes import contamination, generated, variant_notes
 from iha.report.paper import PaperTable, paper
+from iha.report.power import power
 from iha.report.records import Cell, Footnotes, Grid, Text
 from iha.report.stats import LEVEL, average_ranks
 
 READING = (
-    "Cells: mean over training seeds (± sample SD, ddof 1, from two seeds on) and its 95 % interval (the wider of "
-    "bootstrap over items and, from two seeds on, t over seeds; without width where all items score the same); "
-    "Δ: difference to {reference}, * if "
-    f"significant at {LEVEL} (sign-flip test over paired items and, from two seeds on, t-test over seeds; Holm over "
-    "the table); bold: best of its column and better than each other variant by the same tests (Bonferroni over the "
-    "table); paper: the published value."
+    "Cells: mean over training seeds (± sample SD, ddof 1, from two seeds on) and its 95 % interval; Δ: difference to "
+    f"{{reference}}, * if significant at {LEVEL} (sign-flip test over paired items and, from two seeds on, t-test over "
+    "seeds; Holm over the table); bold: best of its column and better than each other variant by the same tests "
+    "(Bonferroni over the table); paper: the published value."
 )
+INTERVALS = (
+    "Intervals: the wider of over items and, from two seeds on, t over seeds. Over items: Clopper-Pearson where each "
+    "scores 0 or 1 (0 of 8: 0.0 to 36.9); where fewer than six score anything but 0, or but 1, the Clopper-Pearson "
+    "bound of the share of such items, which may then score anything; else bootstrap; none for a loss that does not "
+    "vary."
+)
+TESTS = "tests of a difference to the reference"
 TITLES = {
     "table1": "Table 1. Reasoning and code after supervised fine-tuning, percent.",
     "table2": "Table 2. Base models after pretraining, percent.",
@@ -79,7 +85,8 @@ def _main_grid(results: Results, table: str, block: Block, ranks: dict[str, floa
         rows.append((name, *_row(table, block, v, notes), average))
     reading = READING.format(reference=display(results.part.reference))
     clashes = [f"Measured twice, first kept: {text}." for text in results.clashes]
-    footnotes = (*notes.texts, reading, contamination(results), *clashes, *published.notes)
+    able = [text for text in [power(block.reaches, TESTS)] if text]
+    footnotes = (*notes.texts, *able, reading, INTERVALS, contamination(results), *clashes, *published.notes)
     header = ("variant", *(c.label for c in block.columns), "avg rank")
     return Grid(table, caption(results, TITLES[table], _origin(results, block)), header, tuple(rows), footnotes)
 
@@ -91,7 +98,7 @@ def _companion_grid(results: Results, name: str, block: Block) -> Grid:
     title = "Continuous companions: loss (nats per token, lower is better) and token accuracy of the gold answers."
     header = ("variant", *(c.label for c in block.columns))
     title = caption(results, title, _origin(results, block))
-    notes.mark("Cells as in the table above.")
+    notes.mark(*(text for text in [power(block.reaches, TESTS)] if text), "Cells as in the table above.")
     return Grid(f"{name}_companion", title, header, tuple(rows), tuple(notes.texts))
 
 
