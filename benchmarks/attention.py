@@ -185,7 +185,7 @@ def decode(batch: int, heads: int, width: int, length: int, p: int, repeats: int
         def run() -> None:
             keys, values = (x.squeeze(1) for x in cache.append(k, v))
             mask = Mask(p, keys.shape[1] * p, per_token=p)
-            folded.attend(q, keys, values, *mixes, within, mask.seen(CPU), width**-0.5)
+            folded.attend(q, keys, values, *mixes, within, mask, width**-0.5)
 
         return run
 

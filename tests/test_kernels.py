@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iha import native
+from iha.attention import folded
 from iha.attention.kernels import attend, banded, decode, dispatch
 from iha.attention.masks import Mask
+from iha.rope import Rope
 
 CASES = st.fixed_dictionaries(
     {
@@ -119,6 +121,30 @@ def test_the_decode_kernel_is_exact(case):
         got = decode.attend(q, k, v, mask, 0.3)
     want = attend(q.double(), k.double(), v.double(), mask, 0.3, "reference")
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 4])
+@pytest.mark.parametrize(("tokens", "new"), [(1, 1), (2, 1), (21, 2), (40, 1)])
+@pytest.mark.parametrize(("window", "group"), [(None, 1), (None, 3), (7, 1), (7, 3)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_folded_decode_kernel_is_exact(heads, tokens, new, window, group, padded, monkeypatch):
+    if decode.library() is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(decode, "THREAD_NUMBERS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    torch.manual_seed(1)
+    p, width = 3, 32
+    q = torch.randn(2, new * p, heads, width)
+    k, v = (torch.randn(2, tokens + 3, heads * width)[:, 2 : 2 + tokens] for _ in range(2))
+    mixes = [torch.randn(p, heads, heads) for _ in range(2)]
+    pad = torch.tensor([0, tokens - new]) if padded else None
+    mask = Mask(new * p, tokens * p, None if window is None else window * p, group, p, 0, pad)
+    within = Rope(width, 1e4).span(0, p, torch.device("cpu"))
+    assert decode.usable_folded(q, k, v, mask)
+    got = folded.attend(q, k, v, *mixes, within, mask, 0.2)
+    doubles = [x.double() for x in (q, k, v, *mixes)]
+    want = folded.attend(*doubles, (within[0].double(), within[1].double()), mask, 0.2)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
 
 
 def test_the_decode_kernel_leaves_alone_what_it_cannot_do():

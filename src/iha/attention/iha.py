@@ -88,7 +88,7 @@ class InterleavedHeadAttention(Attention[IhaSpec]):
         mask = self.mask(frame, tokens * p)
         within = frame.within_token(p)
         if q.shape[1] <= FEW_QUERIES and self.backend != "reference":
-            return folded.attend(q, k, v, self.alpha_k, self.alpha_v, within, mask.seen(k.device), self.scale)
+            return folded.attend(q, k, v, self.alpha_k, self.alpha_v, within, mask, self.scale, self.backend)
         turn = (within[0].repeat(tokens, 1), within[1].repeat(tokens, 1))
         k = rotate(interleave(self.alpha_k, self.heads_of(k)), turn)
         v = interleave(self.alpha_v, self.heads_of(v))

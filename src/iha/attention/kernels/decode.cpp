@@ -77,7 +77,7 @@ struct Running {
     for (int t = 8; t < count; t += 8) { Vec x = load(s + t); most = x > most ? x : most; }
     float high_now = top;
     for (int l = 0; l < LANES; ++l) high_now = std::max(high_now, most[l]);
-    float factor = top == HIDDEN ? 0.0f : std::exp(top - high_now);
+    float factor = high_now == top ? 1.0f : top == HIDDEN ? 0.0f : std::exp(top - high_now);
     Vec added{};
     for (int t = 0; t < count; t += 8) {
       Vec e = exponential(load(s + t) - high_now);
@@ -89,6 +89,16 @@ struct Running {
     return factor;
   }
 };
+
+// Calls work(begin, end) for equal parts of `units`, each in a thread of its own.
+template <class Work>
+static void share(long units, long threads, Work work) {
+  threads = std::max(1L, std::min(threads, units));
+  std::vector<std::thread> others;
+  for (long n = 1; n < threads; ++n) others.emplace_back(work, units * n / threads, units * (n + 1) / threads);
+  work(0L, units / threads);
+  for (std::thread& other : others) other.join();
+}
 
 struct Call {
   long batch, heads, value_heads, queries, width, value_width;
@@ -136,21 +146,100 @@ struct Call {
   }
 };
 
-// Calls work(begin, end) for equal parts of `units`, each in a thread of its own.
-template <class Work>
-static void share(long units, long threads, Work work) {
-  threads = std::max(1L, std::min(threads, units));
-  std::vector<std::thread> others;
-  for (long n = 1; n < threads; ++n) others.emplace_back(work, units * n / threads, units * (n + 1) / threads);
-  work(0L, units / threads);
-  for (std::thread& other : others) other.join();
-}
-
 // `spans`: the range of keys that each query sees, (rows or 1, queries, 2). `sizes`: the first 17 fields of Call.
 extern "C" void decode_attend(const float* q, const float* k, const float* v, float* out, const long* spans,
                               const long* sizes, float scale) {
   Call call;
   std::memcpy(&call, sizes, 17 * sizeof(long));
   call.q = q, call.k = k, call.v = v, call.out = out, call.spans = spans, call.scale = scale;
+  share(call.batch * call.heads, call.threads, [&call](long begin, long end) { call.part(begin, end); });
+}
+
+// Tokens of a tile that are mixed at a time: all their heads fit into the first cache.
+constexpr int FEW = 8;
+
+// out[t] = sum_m alpha[m] x[t][m] for the tile's tokens: a pseudo-head's keys or values, `count` rows of width d.
+static void mix(const float* alpha, const float* x, long step, int heads, int count, int d, float* out) {
+  for (int t = 0; t < count; t += 2) {
+    const float* one = x + t * step;
+    const float* two = t + 1 < count ? one + step : one;
+    for (int l = 0; l < d; l += 4 * LANES) {
+      Vec a[4] = {}, b[4] = {};
+      for (int m = 0; m < heads; ++m) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          a[i] += load(one + m * d + l + i * LANES) * alpha[m];
+          b[i] += load(two + m * d + l + i * LANES) * alpha[m];
+        }
+      }
+      for (int i = 0; i < 4; ++i) {
+        store(out + t * d + l + i * LANES, a[i]);
+        if (t + 1 < count) store(out + (t + 1) * d + l + i * LANES, b[i]);
+      }
+    }
+  }
+}
+
+// Virtual queries on base keys and values (rows, tokens, heads width), mixed tile by tile in the first caches.
+struct Folded {
+  long batch, heads, queries, per_token, tokens, width, k_row, k_step, v_row, v_step, span_row, threads;
+  const float *q, *k, *v, *alpha_k, *alpha_v;  // q: (rows, per_token, heads, queries, width), alphas (P, heads, heads)
+  float* out;                                  // (rows, queries, heads, width)
+  const long* spans;
+  float scale;
+
+  // Heads `from` to `to` of one row: a tile is mixed for all of them while it is in the cache.
+  void some(long row, long from, long to) const {
+    const long* span = spans + row * span_row;
+    std::vector<Running> state((to - from) * queries);
+    std::vector<float> mixed(2 * FEW * width);
+    float *keys = mixed.data(), *values = keys + FEW * width, s[TILE];
+    long first = span[0], last = span[1];
+    for (long i = 1; i < queries; ++i) {
+      first = std::min(first, span[2 * i]);
+      last = std::max(last, span[2 * i + 1]);
+    }
+    for (long i = 0; i < queries; ++i) std::fill_n(at(row, i, from), (to - from) * width, 0.0f);
+    for (long t = first / per_token; t * per_token < last; t += FEW) {
+      int count = static_cast<int>(std::min<long>(FEW, tokens - t));
+      for (long index = 0; index < per_token * heads; ++index) {
+        long p = index / heads, h = index % heads;
+        if (h < from || h >= to) continue;
+        mix(alpha_k + index * heads, k + row * k_row + t * k_step, k_step, heads, count, width, keys);
+        mix(alpha_v + index * heads, v + row * v_row + t * v_step, v_step, heads, count, width, values);
+        for (long i = 0; i < queries; ++i) {
+          long low = reach(span[2 * i], p) - t, high = std::min<long>(reach(span[2 * i + 1], p) - t, count);
+          if (low >= count || high <= 0 || low >= high) continue;
+          score(q + ((row * per_token * heads + index) * queries + i) * width, keys, width, count, width, scale, s);
+          float factor = state[(h - from) * queries + i].take(s, count, low, high);
+          pool(s, values, width, count, width, factor, at(row, i, h));
+        }
+      }
+    }
+    for (long i = 0; i < queries; ++i)
+      for (long h = from; h < to; ++h)
+        for (long l = 0; l < width; ++l) at(row, i, h)[l] /= state[(h - from) * queries + i].total;
+  }
+
+  // The first token whose p-th virtual token is not before `index`.
+  long reach(long index, long p) const { return (index - p + per_token - 1) / per_token; }
+  float* at(long row, long i, long h) const { return out + ((row * queries + i) * heads + h) * width; }
+
+  void part(long begin, long end) const {
+    for (long unit = begin; unit < end;) {
+      long row = unit / heads, next = std::min(end, (row + 1) * heads);
+      some(row, unit - row * heads, next - row * heads);
+      unit = next;
+    }
+  }
+};
+
+// `sizes`: the first 12 fields of Folded; a token's heads lie side by side.
+extern "C" void decode_folded(const float* q, const float* k, const float* v, const float* alpha_k,
+                              const float* alpha_v, float* out, const long* spans, const long* sizes, float scale) {
+  Folded call;
+  std::memcpy(&call, sizes, 12 * sizeof(long));
+  call.q = q, call.k = k, call.v = v, call.alpha_k = alpha_k, call.alpha_v = alpha_v;
+  call.out = out, call.spans = spans, call.scale = scale;
   share(call.batch * call.heads, call.threads, [&call](long begin, long end) { call.part(begin, end); });
 }

@@ -16,8 +16,8 @@ from iha import native
 from iha.attention.masks import Mask
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-#: Widths of heads are multiples of this.
-LANES = 8
+#: Widths of heads are multiples of this, and of this where keys are mixed.
+LANES, MIXED_LANES = 8, 32
 #: Numbers of keys and values that are worth a thread of their own.
 THREAD_NUMBERS = 1 << 20
 
@@ -59,3 +59,40 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
         *native.addresses(q, k, v, out, spans), (ctypes.c_long * len(sizes))(*sizes), ctypes.c_float(scale)
     )
     return out.transpose(1, 2)
+
+
+def usable_folded(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> bool:
+    """Whether `attend_folded` takes virtual queries (B, Q, H, d) on base keys and values (B, T, H d)."""
+    return q.shape[-1] % MIXED_LANES == 0 and usable(q, k, v, mask)
+
+
+def attend_folded(
+    q: Tensor, k: Tensor, v: Tensor, alpha_k: Tensor, alpha_v: Tensor, mask: Mask, scale: float
+) -> Tensor:
+    """Attention of virtual queries on base keys and values, which are mixed tile by tile.
+
+    Args:
+        q: (B, P, H, Q, d), turned back by p for the p-th virtual tokens.
+        k: (B, T, H d); `v` likewise.
+        alpha_k: (P, H, H) mix of the keys; `alpha_v` of the values.
+        mask: over T P virtual keys, without documents.
+        scale: of the logits.
+
+    Returns:
+        (B, Q, H, d).
+    """
+    q, alpha_k, alpha_v = (x.to(q.dtype).contiguous() for x in (q, alpha_k, alpha_v))
+    k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
+    batch, per_token, heads, queries, width = q.shape
+    out = q.new_empty(batch, queries, heads, width)
+    spans = mask.spans()
+    span_row = 0 if spans.shape[0] == 1 else spans.stride(0)
+    threads = min(torch.get_num_threads(), k.numel() * per_token * heads // THREAD_NUMBERS + 1)
+    strides = (stride for x in (k, v) for stride in x.stride()[:2])
+    sizes = (batch, heads, queries, per_token, k.shape[1], width, *strides, span_row, threads)
+    library().decode_folded(
+        *native.addresses(q, k, v, alpha_k, alpha_v, out, spans),
+        (ctypes.c_long * len(sizes))(*sizes),
+        ctypes.c_float(scale),
+    )
+    return out
