@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from dag import BIN, ROOT, checkout, snakemake
+from dag import BIN, ROOT, checkout
 
 HOW = ("group", "controller", "job", "SIGTERM", "SIGINT")
 
@@ -105,7 +105,7 @@ def main():
     args = p.parse_args()
     rng, quiet, folder = random.Random(args.seed), args.folder / "undisturbed", args.folder / "disturbed"
     if not (quiet / "results/micro/report/report.json").exists():
-        snakemake(checkout(quiet))
+        assert not start(checkout(quiet)).wait(), "the undisturbed run failed"
     checkout(folder)
     order: list[str] = []
     for number in range(args.kills):
@@ -119,7 +119,7 @@ def main():
         code = settled(process, folder)
         made = len(results(folder))
         print(f"{number}: {how} after {wait:.1f} s: {hit}, exit {code}, {made} manifests", flush=True)
-    snakemake(folder)
+    assert not start(folder).wait(), "the same command failed; see snakemake.log"
     ours, theirs = results(folder), results(quiet)
     differing = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     print(f"{len(ours)} manifests, {len(differing)} differ: {differing}")
