@@ -18,6 +18,7 @@ from iha.report.experiment import manifest_path
 from iha.slices import MODEL_STAGES, ReportSlice
 from iha.stages import report
 from iha.synthetic.folders import run_name
+from iha.synthetic.shapes import params, train_slice
 from iha.tracking.journal import Journal
 
 VARIANTS = ("global", "global_local", "talking_heads", "diff", "iha")
@@ -131,12 +132,14 @@ class World:
         splits = {"test": {"majority": {"accuracy": 0.6, "by_size": {"4": 0.6, "5": 0.6}}}}
         self.inputs["synthetic_data:binary"] = manifest("synthetic_data", {"splits": splits})
         for model in config.models:
+            part = train_slice(config, "binary", model.name, 1e-3, 0)
             history = [{"epoch": 1.0, "cpu_s": 2.0, "steps": 3, "train_loss": 0.6, "validation": score}]
             facts = {
-                "task": "binary", "model": model.name, "lr": 1e-3, "seed": 0, "params": 1000, "flops_per_epoch": 1e9,
-                "stopped": "epochs", "history": history, "test": score,
+                "task": "binary", "model": model.name, "lr": 1e-3, "seed": 0, "params": params(part.shape),
+                "flops_per_epoch": part.flops, "stopped": "epochs", "history": history, "test": score,
             }  # fmt: skip
-            self.inputs[f"synthetic_run:binary/{run_name(model.name, 1e-3, 0)}"] = manifest("synthetic_train", facts)
+            name = f"synthetic_run:binary/{run_name(model.name, 1e-3, 0)}"
+            self.inputs[name] = manifest("synthetic_train", facts, part.model_dump(mode="json"))
 
     def lay_out(self, results: Path) -> None:
         """Write every manifest where a finished run has it, each with the hashes of its parents, and run the report."""

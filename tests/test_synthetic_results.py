@@ -12,14 +12,15 @@ import yaml
 from syntheticlab import tiny
 
 from iha.configcheck import load_config
-from iha.configsynthetic import RelationBudget, RelationModel, SyntheticConfig
-from iha.errors import ConfigError
-from iha.manifest import read_manifest, sha256_file
+from iha.configsynthetic import RelationBudget, RelationModel, RelationTask, SyntheticConfig
+from iha.errors import ConfigError, DataError
+from iha.manifest import Manifest, read_manifest, sha256_file
 from iha.report import relation_claims, relations
+from iha.report.relation_section import grid_of
 from iha.stages import synthetic_data, synthetic_report, synthetic_train
 from iha.synthetic import collect, grid
 from iha.synthetic.results import Grid, Outcome, Point, label, outcome
-from iha.synthetic.shapes import data_slice, report_slice, train_slice
+from iha.synthetic.shapes import data_slice, params, report_slice, train_slice
 
 MODELS = (
     RelationModel(name="mha", attention="mha"),
@@ -65,6 +66,51 @@ def test_a_run_that_has_not_begun_within_the_limit_is_not_compared():
     assert seen(cheap, dear).gap("binary", 1e-3, ("iha", "mha"), "flops") is None
 
 
+def made(config, model, **changes):
+    part = train_slice(config, "binary", model, 1e-3, 0)
+    score = {"accuracy": 0.7, "by_size": {"6": 0.7}, "loss": 0.5}
+    facts = {
+        "task": "binary", "model": model, "lr": 1e-3, "seed": 0, "params": params(part.shape),
+        "flops_per_epoch": part.flops, "stopped": "epochs", "test": score,
+        "history": [{"epoch": 1.0, "cpu_s": 2.0, "validation": score}],
+    }  # fmt: skip
+    return Manifest(stage="synthetic_train", slice=part.model_dump(mode="json"), code="c0de", facts=facts | changes)
+
+
+def test_a_run_made_under_another_configuration_is_refused():
+    four = RelationModel(name="iha", attention="iha", pseudo_heads=4, pseudo_queries=1)
+    now, before = (
+        CONFIG.model_copy(update={"models": (MODELS[0], four.model_copy(update={"pseudo_heads": p}))}) for p in (4, 8)
+    )
+    name = "synthetic_run:binary/iha-lr0.001-seed0"
+    assert grid_of(now, {name: made(now, "iha")}).outcomes[0].model == "iha"
+    with pytest.raises(DataError, match=r"binary/iha-lr0.001-seed0: shape, flops, params, flops_per_epoch differ"):
+        grid_of(now, {name: made(before, "iha")})
+    with pytest.raises(DataError, match="budget differ"):
+        grid_of(now, {name: made(now.model_copy(update={"budget": RelationBudget(epochs=3)}), "iha")})
+    with pytest.raises(DataError, match="flops_per_epoch differ"):
+        grid_of(now, {name: made(now, "iha", flops_per_epoch=1e9)})
+
+
+def test_flops_beside_mha_are_those_of_the_runs_counted_by_hand():
+    """H = 8, D = 32, m = 4 to 6: multiply-adds of one query head on four pseudo-keys, and of plain attention."""
+    d, h, k = 32, 8, 4
+    cells = [16, 25, 36]
+    shared = sum(n * (3 * d * d + d * d + 8 * d * d + d) for n in cells)
+    plain = sum(2 * n * n * d for n in cells)
+    interleaved = sum(h * h * (d // h) * (1 + 2 * k) * n + h * h * (d // h) * n + 2 * n * (k * n) * d for n in cells)
+    ratio = (shared + interleaved) / (shared + plain)
+    config = SyntheticConfig(
+        tasks=(RelationTask(name="binary", hops=2, min_size=4, max_size=6, density=0.4),),
+        models=(MODELS[0], RelationModel(name="q1", attention="iha", pseudo_heads=k, pseudo_queries=1)),
+        lrs=(1e-3,), seeds=(0,), hidden_dim=d, n_heads=h,
+    )  # fmt: skip
+    runs = [made(config, name, test=None) for name in ("mha", "q1")]
+    shown = grid_of(config, {f"synthetic_run:{i}": run for i, run in enumerate(runs)})
+    assert shown.outcomes[1].flops_per_epoch / shown.outcomes[0].flops_per_epoch == pytest.approx(ratio)
+    assert ratio == pytest.approx(7603 / 4857)
+
+
 def three(model, values, **options):
     return [run(model, seed, accuracies=(v,), **options) for seed, v in enumerate(values)]
 
@@ -105,7 +151,8 @@ def test_a_grid_without_the_compared_models_says_so():
 
 
 def test_tables_show_the_majority_how_far_each_run_went_and_what_is_missing():
-    shown = seen(*three("mha", (0.7, 0.72)), run("iha", accuracies=(0.8,), stopped=None, step=0.25))
+    cost = train_slice(CONFIG, "binary", "iha", 1e-3, 0).flops
+    shown = seen(*three("mha", (0.7, 0.72)), run("iha", accuracies=(0.8,), stopped=None, step=0.25, cost=cost))
     table = relations.task_table(shown, "binary", "ladder")
     rows = {row[0].main: row for row in table.rows}
     assert rows["majority"][6].main == "60.0"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from iha.configsynthetic import SyntheticConfig
+from iha.errors import DataError
 from iha.manifest import Manifest
 from iha.report import relation_claims, relations
 from iha.report import relation_figures as figures
@@ -16,19 +17,42 @@ from iha.report.records import cells_of
 from iha.report.render import csv_text, markdown, write_texts
 from iha.report.section import Findings, Section
 from iha.synthetic.results import Grid, outcome
+from iha.synthetic.shapes import params, train_slice
 
 RUN, DATA = "synthetic_run:", "synthetic_data:"
 
 
 def grid_of(config: SyntheticConfig, inputs: Mapping[str, Manifest]) -> Grid:
-    """The outcomes among the inputs, named `synthetic_run:...` and `synthetic_data:TASK`."""
-    found = (outcome(m.facts) for name, m in inputs.items() if name.startswith(RUN))
+    """The outcomes among the inputs, named `synthetic_run:...` and `synthetic_data:TASK`.
+
+    Raises:
+        DataError: a run was made under another configuration, so that its name here would be a wrong one.
+    """
+    runs = {name.removeprefix(RUN): m for name, m in inputs.items() if name.startswith(RUN)}
+    for name, manifest in runs.items():
+        _check(config, name, manifest)
+    found = (outcome(m.facts) for m in runs.values())
     majority = {
         name.removeprefix(DATA): m.facts["splits"]["test"]["majority"]
         for name, m in inputs.items()
         if name.startswith(DATA)
     }
     return Grid(config, tuple(o for o in found if o is not None), majority)
+
+
+def _check(config: SyntheticConfig, name: str, manifest: Manifest) -> None:
+    facts = manifest.facts
+    part = train_slice(config, facts["task"], facts["model"], facts["lr"], facts["seed"])
+    wanted = part.model_dump(mode="json")
+    cost = {"params": params(part.shape), "flops_per_epoch": part.flops}
+    other = [key for key in wanted if manifest.slice.get(key) != wanted[key]]
+    other += [key for key in cost if facts[key] != cost[key]]
+    if other:
+        raise DataError(
+            f"relation run {name}: {', '.join(other)} differ from the configuration of this report; allowed: runs made "
+            f"with it. Make the run again (snakemake does so when asked for the report), or report with its own "
+            f"configuration."
+        )
 
 
 def relation_tables(grid: Grid, scale: str) -> list[Table]:

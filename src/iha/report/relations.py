@@ -11,7 +11,7 @@ from iha.report.records import Footnotes, Text
 from iha.report.records import Grid as Table
 from iha.report.stats import t_interval
 from iha.synthetic.results import AXES, Axis, Gap, Grid, Outcome, label
-from iha.synthetic.shapes import mean_flops, shape_of
+from iha.synthetic.shapes import train_slice
 
 STOPS = {"patience": "early stopping", "epochs": "epoch budget", "cpu_seconds": "CPU budget", None: "not over"}
 UNITS: dict[Axis, str] = {"epoch": "epochs", "flops": "FLOPs", "cpu_s": "CPU-s"}
@@ -50,7 +50,8 @@ def _row(grid: Grid, runs: list[Outcome], notes: Footnotes) -> tuple[Text, ...]:
     first = runs[0]
     model, task = grid.config.model(first.model), grid.config.task(first.task)
     plain = model.model_copy(update={"attention": "mha", "matches": None})
-    costs = [mean_flops(shape_of(grid.config, task, m), task) for m in (model, plain)]
+    reference = grid.config.model_copy(update={"models": (plain,)})
+    ratio = first.flops_per_epoch / train_slice(reference, task.name, model.name, first.lr, first.seed).flops
     marks = notes.mark(VALIDATION) if any(r.test is None for r in runs) else ()
     name, epochs = f"relations_{task.name}:{model.name}-lr{first.lr:g}", [r.last.epoch for r in runs]
 
@@ -61,7 +62,7 @@ def _row(grid: Grid, runs: list[Outcome], notes: Footnotes) -> tuple[Text, ...]:
         Text(label(model)),
         Text(f"{first.lr:g}"),
         Text(f"{first.params:,}", cell=f"{name}:parameters", value=first.params),
-        Text(f"{costs[0] / costs[1]:.1f}", cell=f"{name}:flops_ratio", value=costs[0] / costs[1]),
+        Text(f"{ratio:.1f}", cell=f"{name}:flops_ratio", value=ratio),
         Text(extent(epochs), cell=f"{name}:epochs", value=max(epochs)),
         Text(", ".join(dict.fromkeys(STOPS[r.stopped] for r in runs)), (count(len(runs), "seed"),)),
         mean("accuracy", [100 * r.score for r in runs], marks),
