@@ -61,6 +61,29 @@ def test_equal_epochs_and_equal_compute_stop_where_the_shorter_run_ends():
     assert shown.gap("ternary", 1e-3, ("iha", "mha"), "epoch") is None
 
 
+def test_a_budget_that_ends_between_validations_is_read_between_them():
+    """MHA ends at 4 FLOPs, IHA is validated at 3 and 6: a third of the way from 0.60 to 0.75, not 0.60."""
+    mha, iha = run("mha", accuracies=(0.6, 0.6, 0.7, 0.66), cost=1.0), run("iha", accuracies=(0.6, 0.75), cost=3.0)
+    found = seen(mha, iha).gap("binary", 1e-3, ("iha", "mha"), "flops")
+    assert (found.limit, found.mean) == (4.0, pytest.approx(0.65 - 0.7))
+    assert iha.at("flops", 2.9) is None and iha.at("flops", 6.1) is None
+    assert iha.at("flops", 3.0) == 0.6
+    falling = run("mha", accuracies=(0.8, 0.6, 0.9), cost=1.0)
+    assert [falling.at("flops", x) for x in (1.5, 2.0, 2.5)] == [0.8, 0.8, pytest.approx(0.85)]
+
+
+def test_a_difference_of_one_seed_is_called_inconclusive():
+    one = seen(run("mha", accuracies=(0.9,)), run("iha", accuracies=(0.5,)))
+    cell = relations.comparison_table(one, "paper").rows[0][3]
+    assert (cell.main, cell.lines[0]) == ("-40.0", "inconclusive (one seed, no interval)")
+    assert any(
+        "none of these differences" in line and "**inconclusive**" in line for line in relation_claims.sentences(one)
+    )
+    clear = seen(*three("mha", (0.9, 0.91, 0.9)), *three("iha", (0.5, 0.51, 0.51)))
+    assert relations.comparison_table(clear, "paper").rows[0][3].lines[1] == "behind"
+    assert relations.sure([1.0, -1.0, 0.5]) == "inconclusive"
+
+
 def test_a_run_that_has_not_begun_within_the_limit_is_not_compared():
     cheap, dear = run("mha", accuracies=(0.6,), cost=1.0), run("iha", accuracies=(0.9,), cost=50.0)
     assert seen(cheap, dear).gap("binary", 1e-3, ("iha", "mha"), "flops") is None

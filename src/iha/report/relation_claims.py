@@ -10,7 +10,7 @@ from iha.report.format import MISSING, SCALE_LABELS, big, signed
 from iha.report.paper import paper
 from iha.report.records import Grid as Table
 from iha.report.records import Text
-from iha.report.relations import STOPS, UNITS, count, pairs
+from iha.report.relations import STOPS, UNITS, count, pairs, sure
 from iha.report.stats import LEVEL, holm, t_interval, t_test_p
 from iha.synthetic.results import AXES, Gap, Grid, label
 
@@ -118,17 +118,21 @@ def _leads(grid: Grid) -> Iterator[str]:
     ours = {m.name for m in grid.config.models if m.attention == "iha"}
     for axis in AXES:
         gaps = [
-            gap.mean
+            gap
             for task in grid.config.tasks
             for lr in grid.config.lrs
             for pair in pairs(grid)
             if pair[0] in ours and pair[1] in plain and (gap := grid.gap(task.name, lr, pair, axis)) is not None
         ]
         if gaps:
+            found = [sure([100 * g for g in gap.by_seed.values()]) for gap in gaps]
+            clear = sum(not text.startswith("inconclusive") for text in found)
             yield (
-                f"At equal {UNITS[axis]}, IHA models are ahead of MHA in {sum(g > 0 for g in gaps)} of "
-                f"{count(len(gaps), 'comparison')}, by {signed(100 * min(gaps), 1)} to "
-                f"{signed(100 * max(gaps), 1)} points."
+                f"At equal {UNITS[axis]}, IHA models are ahead of MHA in {sum(g.mean > 0 for g in gaps)} of "
+                f"{count(len(gaps), 'comparison')}, by {signed(100 * min(g.mean for g in gaps), 1)} to "
+                f"{signed(100 * max(g.mean for g in gaps), 1)} points; {clear or 'none'} of these differences "
+                f"{'has' if clear == 1 else 'have'} an interval that leaves out zero"
+                f"{': **inconclusive**' if not clear else ''}."
             )
 
 
@@ -144,11 +148,5 @@ def _compared(grid: Grid, task: str, lr: float, pair: tuple[str, str]) -> str | 
 def _gap_words(gap: Gap) -> str:
     points = [100 * g for g in gap.by_seed.values()]
     reach = big(gap.limit) if gap.axis == "flops" else f"{gap.limit:.3g}"
-    interval = t_interval(points)
-    if interval is None:
-        sure = "one seed, no interval"
-    elif interval[0] > 0 or interval[1] < 0:
-        sure = f"{len(points)} seeds, the interval leaves out zero"
-    else:
-        sure = f"{len(points)} seeds, no clear difference"
-    return f"{signed(mean_sd(points)[0], 1)} points at {reach} {UNITS[gap.axis]} ({sure})"
+    seeds = "" if len(points) == 1 else f", {len(points)} seeds"
+    return f"{signed(mean_sd(points)[0], 1)} points at {reach} {UNITS[gap.axis]}, {sure(points)}{seeds}"

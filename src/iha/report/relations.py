@@ -19,9 +19,10 @@ VALIDATION = "Validation accuracy: not all runs of this row are over, so the bes
 #: Name of the table of differences.
 COMPARED = "relations_compared"
 READING = (
-    "Difference in validation accuracy, points of percent, of the best validation so far, each pair of seeds stopped "
-    "where the shorter run ends on that axis. Equal epochs: the same examples seen. Equal FLOPs and CPU-seconds: the "
-    "same compute, counted and measured. Interval: 95 % t over seeds; none for one seed."
+    "Difference in validation accuracy, points of percent, of the best validation so far, read where the shorter run "
+    "ends on that axis (interpolated between the longer run's validations). Equal epochs: the same examples seen. "
+    "Equal FLOPs and CPU-seconds: the same compute, counted and measured. Interval: 95 % t over seeds. "
+    "Inconclusive: the interval holds zero, or there is none because one seed was run."
 )
 
 
@@ -114,11 +115,19 @@ def _gap_cell(gap: Gap | None, name: str) -> Text:
         return Text(MISSING, cell=name)
     points = [100 * g for g in gap.by_seed.values()]
     reach = big(gap.limit) if gap.axis == "flops" else f"{gap.limit:.3g}"
-    lines = [f"{reach} {UNITS[gap.axis]}, {count(len(points), 'seed')}"]
+    lines = [sure(points), f"{reach} {UNITS[gap.axis]}, {count(len(points), 'seed')}"]
     if (found := t_interval(points)) is not None:
         lines.insert(0, f"{signed(found[0], 1)} to {signed(found[1], 1)}")
     mean = mean_sd(points)[0]
     return Text(signed(mean, 1), tuple(lines), cell=name, value=mean)
+
+
+def sure(points: list[float]) -> str:
+    """`ahead` or `behind` if the 95 % interval over seeds leaves out zero, else `inconclusive`."""
+    found = t_interval(points)
+    if found is None:
+        return "inconclusive (one seed, no interval)"
+    return "ahead" if found[0] > 0 else "behind" if found[1] < 0 else "inconclusive"
 
 
 HEADER = (

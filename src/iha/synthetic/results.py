@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -58,10 +59,23 @@ class Outcome:
         """`score` per size m."""
         return self.best.by_size if self.test is None else self.test_by_size
 
-    def until(self, axis: Axis, limit: float) -> float | None:
-        """Best validation accuracy within a limit on an axis; None if the run's first validation lies beyond."""
-        within = [p.accuracy for p in self.points if getattr(p, axis) <= limit * (1 + 1e-9)]
-        return max(within) if within else None
+    def at(self, axis: Axis, limit: float) -> float | None:
+        """Best validation accuracy when `limit` of an axis is spent; None outside the validated part of the run.
+
+        Between two validations it is interpolated: the last one within the limit may be almost an interval old.
+        """
+        curve: list[tuple[float, float]] = []
+        for point in self.points:
+            curve.append((getattr(point, axis), max(point.accuracy, curve[-1][1] if curve else 0.0)))
+        for i, (x, best) in enumerate(curve):
+            if math.isclose(x, limit):
+                return best
+            if x > limit:
+                if i == 0:
+                    return None
+                start, before = curve[i - 1]
+                return before + (best - before) * (limit - start) / (x - start)
+        return None
 
 
 def outcome(facts: Mapping[str, Any]) -> Outcome | None:
@@ -134,7 +148,7 @@ class Grid:
         limit = min(getattr(o.last, axis) for seed in shared for o in (first[seed], second[seed]))
         gaps: dict[int, float] = {}
         for seed in shared:
-            a, b = first[seed].until(axis, limit), second[seed].until(axis, limit)
+            a, b = first[seed].at(axis, limit), second[seed].at(axis, limit)
             if a is not None and b is not None:
                 gaps[seed] = a - b
         return Gap(axis, limit, gaps) if gaps else None
