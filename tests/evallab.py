@@ -163,3 +163,8 @@ class Oracle(LM):
 def gold_oracle(name: str) -> Oracle:
     """Answers with the benchmark's gold."""
     return Oracle(lambda doc, number: BENCHMARKS[name].gold(doc))
+
+
+def values(outcome, **where):
+    rows = [r for r in outcome.rows if all(getattr(r, k) == v for k, v in where.items())]
+    return {row.metric: row.value for row in rows}
