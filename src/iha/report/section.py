@@ -6,6 +6,7 @@ writes the files that belong to it. `iha.report.contents` lists them in the orde
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,12 @@ from iha.report.records import Cells, Grid, cells_of
 from iha.report.render import markdown, write_texts
 from iha.report.ruler import Ruler
 from iha.report.tables import PaperTableReport
+
+#: Names of files that a report may hold, of this version or an earlier one.
+OWN = re.compile(
+    r"(table[12]|figure\d+|claims|ruler|depth|positions|flops|plan|cost|training|theory|faults|relations(_\w+)?|report)"
+    r"\.(md|csv|tex|png|pdf|html)"
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,13 @@ class Findings:
         """Note files that were written elsewhere (figures)."""
         self.written += paths
         return paths
+
+    def clean(self) -> None:
+        """Remove what an earlier report made and this one does not; files of other names stay."""
+        kept = {path.name for path in self.written}
+        for path in self.folder.iterdir():
+            if path.is_file() and OWN.fullmatch(path.name) and path.name not in kept:
+                path.unlink()
 
     def digests(self) -> dict[str, str]:
         """Name -> SHA-256 of every file of the report."""

@@ -23,6 +23,7 @@ def body(part: ReportSlice, context: Context) -> Made:
     found = Findings(results, paper_tables(results), ruler(results), folder, same_data)
     built = sections(found)
     found.write("report.html", page(results, built, story(found, built)))
+    found.clean()
     return Made(facts={"files": found.digests(), "scale": part.scale, "cells": found.cells})
 
 
