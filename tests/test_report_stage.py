@@ -16,6 +16,11 @@ from iha.report.latex import latex, tex_escape
 from iha.report.ledger import flops_grid
 from iha.report.records import Grid, Text
 from iha.report.render import html_table
+from iha.report.ruler import ruler
+from iha.report.section import OWN, Findings
+from iha.report.story import story
+from iha.report.tables import paper_tables
+from iha.report.training import training_grid
 
 FILES = {
     "table1.md", "table1.csv", "table1.tex", "table2.md", "table2.csv", "table2.tex", "ruler.md", "ruler.tex",
@@ -119,8 +124,59 @@ def test_ledger_table(tmp_path):
     world.ledger({"iha": -0.0123})
     line = next(r for r in flops_grid(world.results).rows if r[0].main == "IHA")
     assert [t.main for t in line] == [
-        "IHA", "1.30 M", "330 k", "2.50 M", "0.50", "0.90", "150 / 10 / 60", "2.30 T", "-1.23 %", "8.00 kB at 2048",
+        "IHA", "1.30 M", "330 k", "2.50 M", "0.50", "0.90", "150 / 10 / 60", "– / – / –", "2.30 T",
+        "-1.23 / – / –", "8.00 kB at 2048",
     ]  # fmt: skip
+
+
+def test_compute_away_is_told_for_each_stage(tmp_path):
+    world = whole(tmp_path)
+    row = world.inputs["flops"].facts["variants"]["diff"]
+    row["stage_mismatch"] = {"pretrain": 0.004, "extend": 0.041, "sft": 0.0}
+    row["tokens"] = {"pretrain": 95_232, "extend": 16_384, "sft": 54_272}
+    line = next(r for r in flops_grid(world.results).rows if r[0].main == "Diff")
+    assert {"+0.40 / +4.10 / 0.00", "95.2 k / 16.4 k / 54.3 k"} <= {t.main for t in line}
+    found = Findings(world.results, paper_tables(world.results), ruler(world.results), tmp_path, "")
+    said = " ".join(story(found, ()))
+    assert (
+        "FLOPs differ from those of Global by up to 0.4% (pretraining), 4.1% (extension), 0.0% (fine-tuning)." in said
+    )
+    assert "a cheaper variant takes more steps, so it reads further" in said
+
+
+def test_losses_are_compared_over_as_many_steps_and_the_same_batches(tmp_path):
+    world = whole(tmp_path, variants=("global", "iha"))
+    world.train("global", 1, "extend", steps=2, losses=(9.0, 4.0, 2.0))
+    world.train("iha", 1, "extend", steps=4, losses=(9.0, 4.1, 2.1, 1.0, 0.5))
+    found = training_grid(world.results)
+    first, second = (r[2] for r in found.rows)
+    assert (first.main, first.lines) == ("3.000", ("same batches 3.000",))
+    assert (second.main, second.lines) == ("0.750", ("same batches 3.100",)), "the end of the longer run, and step 2"
+    notes = " ".join(found.footnotes)
+    assert "2 (extension)" in notes
+    assert "In extension, single batches swing by 1.414" in notes
+
+
+def test_a_report_removes_what_only_an_earlier_one_made(tmp_path):
+    world = whole(tmp_path / "state")
+    folder = tmp_path / "report"
+    folder.mkdir()
+    for name in ("faults.md", "faults.tex", "figure9.png", "notes.md", "mine.tex"):
+        (folder / name).write_text("old")
+    run_stage(world, tmp_path)
+    names = {p.name for p in folder.iterdir()}
+    assert names == FILES | {"report.json", "notes.md", "mine.tex"}, "files of other names stay"
+    assert all(OWN.fullmatch(name) for name in FILES)
+
+
+def test_the_header_says_what_is_missing(tmp_path):
+    world = whole(tmp_path)
+    found = Findings(world.results, paper_tables(world.results), ruler(world.results), tmp_path, "")
+    assert any(text.startswith("The run is whole") for text in story(found, ()))
+    del world.inputs["train:iha:1:sft"], world.inputs["eval:iha:1:ruler:long"]
+    found = Findings(world.results, paper_tables(world.results), ruler(world.results), tmp_path, "")
+    said = " ".join(story(found, ()))
+    assert "This run is not whole; missing: 1 of 15 trainings, RULER of 1 of 5 variants." in said
 
 
 def test_latex_and_html_escape_their_text():

@@ -131,7 +131,7 @@ def test_footnotes_on_compute_and_skipped_steps(tmp_path):
     world.ledger({"iha": 0.0421, "diff": 0.0004})
     world.train("iha", 1, "sft", skipped=3)
     world.train("diff", 1, "extend", skipped=9)
-    assert "Pretraining FLOPs against Global (see the FLOP ledger): IHA +4.2%." in footnotes(
+    assert "FLOPs of pretraining / fine-tuning against Global (see Compute): IHA +4.2% / +0.0%." in footnotes(
         world, cell(world, "IHA", "variant")
     )
     assert "skipped as non-finite or spiking: IHA seed 1 sft 3 of 4." in footnotes(world, cell(world, "IHA", "variant"))

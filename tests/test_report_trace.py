@@ -25,9 +25,9 @@ SMOKE = "experiment: smoke\nscale: smoke\n"
 PRESET = Path(__file__).parents[1] / "configs" / "smoke.yaml"
 TALLY = {"holds": 1, "holds with correction": 0, "fails as printed": 0}
 STATEMENT = {
-    "name": "superset", "statement": "Every MHA layer is an IHA layer.", "verdict": "holds", "error": 1e-15,
+    "name": "superset", "kind": "theorem", "statement": "Every MHA layer is an IHA layer.", "verdict": "holds", "error": 1e-15,
     "printed_error": 1e-15, "measure": "largest difference", "source": "Theorem 2", "tried": "P = 1..4",
-    "reason": "Copies.", "correction": None, "counterexample": None,
+    "reason": "Copies.", "correction": None, "mends": None, "instead": None, "counterexample": None,
 }  # fmt: skip
 
 
@@ -46,7 +46,10 @@ def whole_report(tmp_path_factory):
         world.inputs["contamination:sft"] = manifest("contamination", search)
         outcome = {"name": "kill", "title": "A killed training", "held": True, "seen": "it went on"}
         world.inputs["faults"] = manifest("faults", {"outcomes": [outcome]})
-        world.inputs["theory"] = manifest("theory", {"statements": [STATEMENT], "tally": TALLY})
+        world.inputs["theory"] = manifest(
+            "theory",
+            {"statements": [STATEMENT], "tally": TALLY, "kinds": {"theorem": 1}, "rule": "Holds.", "theorems": []},
+        )
         (world.state / "config.json").write_text(json.dumps(load_config(PRESET).model_dump(mode="json")))
         world.lay_out(Path("results/smoke"))
     (folder / "configs").mkdir()
@@ -251,7 +254,7 @@ def test_every_number_of_the_pages_tables_has_a_name_and_leads_to_what_it_was_ma
         ("ruler:iha:1024", ["evals/iha/seed2/ruler.long.json"], 55.0),
         ("depth:iha:512.3", ["evals/iha/seed1/ruler.long.json"], 50.0),
         ("positions:iha:end", ["evals/iha/seed1/ruler.long.json"], None),
-        ("training:diff:extend.loss", ["runs/diff/seed1/extend.json", "runs/diff/seed1/extend/metrics.jsonl"], 2.25),
+        ("training:diff:extend.loss", ["runs/diff/seed1/extend.json", "runs/diff/seed1/extend/metrics.jsonl"], 2.9375),
         ("table1:items:gsm8k_p1", [f"evals/{v}/seed1/reasoning.sft.json" for v in ("global", "iha")], 4),
         ("claims:sft_gsm8k_p1:effect", [f"evals/{v}/seed1/reasoning.sft.json" for v in ("global", "iha")], 100.0),
         ("claims:sft_gsm8k_p1:paper", ["paper.yaml"], "+4.8"),

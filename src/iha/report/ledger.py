@@ -11,14 +11,17 @@ from iha.report.tables import caption
 from iha.slices import SPLITS
 
 HEADER = (
-    "variant", "parameters", "attention params", "forward FLOPs / token", "attention part", "vs reference (forward)",
-    "steps pretrain / extend / sft", "pretraining FLOPs", "mismatch", "KV cache, longest context",
+    "variant", "parameters", "attention params", "forward FLOPs / token", "attention part", "forward vs reference",
+    "steps, pretrain / extend / sft", "tokens, pretrain / extend / sft", "pretraining FLOPs",
+    "mismatch, pretrain / extend / sft, %", "KV cache, longest context",
 )  # fmt: skip
 CONVENTION = (
     "Live pairs: 2 FLOPs per multiply-add; matmul parameters times tokens plus the products of each (query, key) pair "
     "that the mask leaves; training = 3 x forward; embedding look-ups are free, the output head is counted.",
     "Attention part: score and value products against the reference's (1.00 = equal), without projections and mixing.",
-    "Mismatch: pretraining FLOPs against the reference's; KV cache: one sequence in bf16.",
+    "Mismatch: a stage's FLOPs against the reference's; steps are whole, so that a stage of few steps cannot match.",
+    "Tokens: all variants read one stream in the same order; who takes more steps reads further.",
+    "KV cache: one sequence in bf16; a local layer keeps the keys of its window alone, a global one all.",
 )
 
 
@@ -34,7 +37,8 @@ def _row(variant: str, row: dict[str, Any]) -> tuple[Text, ...]:
     cache = row.get("cache_bytes", {})
     longest = max(cache, key=int, default=None)
     forward, spent = row.get("flops_per_token", {}).get("forward"), row.get("train_flops", {}).get("pretrain")
-    mismatch = row.get("mismatch", 0.0)
+    away = row.get("stage_mismatch", {"pretrain": row.get("mismatch", 0.0)})
+    tokens = row.get("tokens", {})
     cells = {
         "parameters": (big(params.get("total")), params.get("total")),
         "attention_parameters": (big(params.get("attention")), params.get("attention")),
@@ -42,8 +46,9 @@ def _row(variant: str, row: dict[str, Any]) -> tuple[Text, ...]:
         "attention_ratio": (_ratio(row.get("attention_ratio")), row.get("attention_ratio")),
         "forward_ratio": (_ratio(row.get("forward_ratio")), row.get("forward_ratio")),
         "steps": (" / ".join(str(steps.get(stage, MISSING)) for stage in SPLITS), steps),
+        "tokens": (" / ".join(big(tokens.get(stage)) for stage in SPLITS), tokens),
         "pretrain_flops": (big(spent), spent),
-        "mismatch": (f"{signed(100 * mismatch, 2)} %", mismatch),
+        "mismatch": (" / ".join(signed(100 * away[s], 2) if s in away else MISSING for s in SPLITS), away),
         "cache_bytes": (f"{big(cache[longest])}B at {longest}" if longest else MISSING, cache.get(longest)),
     }
     named = (Text(shown, cell=f"flops:{variant}:{name}", value=value) for name, (shown, value) in cells.items())

@@ -9,10 +9,11 @@ from typing import Any
 from iha.config import ModelStage
 from iha.report.collect import Results
 from iha.report.format import BENCHMARKS, display
-from iha.slices import MODEL_STAGES, SPLITS
+from iha.slices import MODEL_STAGES, SPLITS, TrainStage
 
 #: The solver matches budgets within this share, or within half a step.
 MATCHED = 1e-3
+STAGES: dict[TrainStage, str] = {"pretrain": "pretraining", "extend": "extension", "sft": "fine-tuning"}
 
 
 def variant_notes(results: Results, variant: str, model: ModelStage) -> list[str]:
@@ -20,23 +21,31 @@ def variant_notes(results: Results, variant: str, model: ModelStage) -> list[str
 
     Each names all variants it concerns, so that their rows share one footnote.
     """
-    stages = tuple(dict.fromkeys(("pretrain", MODEL_STAGES[model])))
-    away = {v: f"{display(v)} {x:+.1%}" for v in results.part.variants if abs(x := _mismatch(results, v)) > MATCHED}
+    stages: tuple[TrainStage, ...] = tuple(dict.fromkeys(("pretrain", MODEL_STAGES[model])))
+    away = {v: f"{display(v)} {text}" for v in results.part.variants if (text := _away(results, v, stages))}
     skipped = {v: f"{display(v)} {text}" for v in results.part.variants if (text := _skipped(results, v, stages))}
     reference = display(results.part.reference)
     notes = []
     if variant in away:
-        notes.append(f"Pretraining FLOPs against {reference} (see the FLOP ledger): {', '.join(away.values())}.")
+        named = " / ".join(STAGES[stage] for stage in stages)
+        notes.append(f"FLOPs of {named} against {reference} (see Compute): {', '.join(away.values())}.")
     if variant in skipped:
         notes.append(f"Optimiser steps skipped as non-finite or spiking: {'; '.join(skipped.values())}.")
     return notes
 
 
-def _mismatch(results: Results, variant: str) -> float:
-    return float(results.facts("flops").get("variants", {}).get(variant, {}).get("mismatch", 0.0))
+def _away(results: Results, variant: str, stages: tuple[TrainStage, ...]) -> str:
+    found = [mismatch(results, variant, stage) for stage in stages]
+    return " / ".join(f"{x:+.1%}" for x in found) if any(abs(x) > MATCHED for x in found) else ""
 
 
-def _skipped(results: Results, variant: str, stages: tuple[str, ...]) -> str:
+def mismatch(results: Results, variant: str, stage: TrainStage) -> float:
+    """A stage's FLOPs against the reference's, as a share; 0 where the ledger has none."""
+    row = results.facts("flops").get("variants", {}).get(variant, {})
+    return float(row.get("stage_mismatch", {"pretrain": row.get("mismatch", 0.0)}).get(stage, 0.0))
+
+
+def _skipped(results: Results, variant: str, stages: tuple[TrainStage, ...]) -> str:
     runs = [(seed, stage, results.train(variant, seed, stage)) for seed, stage in product(results.part.seeds, stages)]
     return ", ".join(f"seed {s} {stage} {run.skipped} of {run.steps}" for s, stage, run in runs if run and run.skipped)
 

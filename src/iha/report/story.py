@@ -6,24 +6,26 @@ import json
 import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from iha.provenance import git_state
 from iha.report.collect import Results
 from iha.report.format import display
-from iha.report.notes import MATCHED, contamination, generated, met, searched
+from iha.report.notes import MATCHED, STAGES, contamination, generated, met, mismatch, searched
 from iha.report.page import definitions
 from iha.report.power import reached
 from iha.report.ruler import Ruler
 from iha.report.section import Findings, Section
 from iha.report.stats import LEVEL
 from iha.report.tables import PaperTableReport
+from iha.slices import SPLITS
 
 PACKAGES = ("torch", "transformers", "tokenizers", "lm-eval", "datasets", "snakemake", "mlflow", "numpy")
 WARNINGS = {
-    "smoke": "These models are small enough to train on a laptop in minutes. They show that the whole path works, from "
-    "text to tables; their scores say nothing about the paper's claims.",
+    "smoke": "These models are small enough to train on a laptop in minutes; their scores say nothing about the "
+    "paper's claims.",
     "ladder": "These models are smaller than the paper's; read differences, not absolute scores.",
     "paper": "",
 }
@@ -39,13 +41,14 @@ def story(found: Findings, sections: Sequence[Section]) -> list[str]:
     part = results.part
     names = ", ".join(display(v) for v in part.variants)
     what = (
-        f"{len(part.variants)} attention variants ({names}) in one decoder, trained on the same text in the same order "
-        f"with {len(part.seeds)} seed{'s' if len(part.seeds) > 1 else ''} each: pretraining, then extension to long "
-        f"contexts (RULER) and supervised fine-tuning (Table 1). {_budget(results)}"
+        f"{len(part.variants)} attention variants ({names}) in one decoder, trained on one stream of text with "
+        f"{len(part.seeds)} seed{'s' if len(part.seeds) > 1 else ''} each: pretraining, then extension to long "
+        f"contexts (RULER) and supervised fine-tuning (Table 1). {_stream(results)} {_budget(results)}"
     )
-    numbers = " ".join(text for text in (*map(_ranking, tables), _ruler(found.ruler)) if text)
+    numbers = " ".join(text for text in (*map(_ranking, tables), _ruler(found.ruler, display(part.reference))) if text)
     said = (
         WARNINGS[part.scale],
+        _path(found),
         what,
         numbers,
         _significance(tables, display(part.reference)),
@@ -54,14 +57,39 @@ def story(found: Findings, sections: Sequence[Section]) -> list[str]:
     return [text for text in (*said, NAMES) if text]
 
 
+def _path(found: Findings) -> str:
+    """Whether everything that was to be measured is there."""
+    part, missing = found.results.part, []
+    runs = list(product(part.variants, part.seeds, SPLITS))
+    if absent := sum(found.results.train(v, seed, stage) is None for v, seed, stage in runs):
+        missing.append(f"{absent} of {len(runs)} trainings")
+    cells = [cell for table in found.tables for row in table.main.cells.values() for cell in row]
+    if absent := sum(cell.missing is not None or len(cell.seeds) < len(part.seeds) for cell in cells):
+        missing.append(f"scores of {absent} of {len(cells)} cells of Tables 1 and 2")
+    if absent := sum(len(by_seed) < len(part.seeds) for by_seed in found.ruler.overall.values()):
+        missing.append(f"RULER of {absent} of {len(part.variants)} variants")
+    if missing:
+        return f"This run is not whole; missing: {', '.join(missing)}."
+    return "The run is whole: every variant was trained and evaluated, from text to tables."
+
+
+def _stream(results: Results) -> str:
+    """That variants read one stream, and that a cheaper one reads further where budgets are matched in FLOPs."""
+    same = "All read it in the same order"
+    if results.part.match == "flops":
+        return f"{same}; at equal FLOPs a cheaper variant takes more steps, so it reads further (tokens: see Compute)."
+    return f"{same} and equally far."
+
+
 def _budget(results: Results) -> str:
-    rows = results.facts("flops").get("variants", {})
-    worst = max((abs(float(row.get("mismatch", 0.0))) for row in rows.values()), default=None)
-    if worst is None:
+    if not results.facts("flops").get("variants"):
         return ""
-    if worst <= MATCHED:
-        return "All variants spend the same FLOPs on pretraining, to within 0.1 %."
-    return f"Pretraining FLOPs differ from the reference's by up to {worst:.1%}."
+    variants = results.part.variants
+    worst = {stage: max(abs(mismatch(results, v, stage)) for v in variants) for stage in SPLITS}
+    if max(worst.values()) <= MATCHED:
+        return "All variants spend the same FLOPs on each stage, to within 0.1 %."
+    shares = ", ".join(f"{worst[stage]:.1%} ({STAGES[stage]})" for stage in SPLITS)
+    return f"FLOPs differ from those of {display(results.part.reference)} by up to {shares}."
 
 
 def _ranking(table: PaperTableReport) -> str:
@@ -78,7 +106,7 @@ def _ranking(table: PaperTableReport) -> str:
     return f"Best average rank in {name}: {leaders} ({best:.1f})."
 
 
-def _ruler(numbers: Ruler) -> str:
+def _ruler(numbers: Ruler, reference: str) -> str:
     means = {v: sum(x.values()) / len(x) for v, x in numbers.overall.items() if x}
     ordered = sorted(means, key=lambda v: -means[v])
     if not ordered:
@@ -87,7 +115,7 @@ def _ruler(numbers: Ruler) -> str:
         return "RULER overall: 0 for every variant."
     if not any(p < LEVEL for p in numbers.p.values()):
         low, high = min(means.values()), max(means.values())
-        return f"RULER overall: {low:.1f} to {high:.1f}, no difference to the reference is significant."
+        return f"RULER overall: {low:.1f} to {high:.1f}, no difference to {reference} is significant."
     return f"RULER overall: {', '.join(f'{display(v)} {means[v]:.1f}' for v in ordered)}."
 
 
