@@ -1,6 +1,8 @@
 """`iha theory`, the stage, and the section of the report."""
 
+import csv
 import json
+import re
 import sys
 
 import pytest
@@ -19,7 +21,7 @@ def test_the_table_names_every_statement_once_and_says_why(capsys):
     rows = [line.split()[0] for line in out.splitlines()[1:5]]
     assert rows == ["superset-unmasked", "superset-flat-causal", "superset-virtual-rope", "superset-parameters"]
     assert "4 statements: 2 holds, 1 holds with correction, 1 fails as printed." in out
-    assert "correction: R takes the last pseudo-output." in out
+    assert "correction (index): R takes the last pseudo-output." in out
     assert "0.5 claimed, 0.3333 found" in " ".join(out.split())
 
 
@@ -72,18 +74,31 @@ def test_the_report_shows_verdicts_reasons_and_counterexamples(facts, tmp_path):
     found = section.Findings(world.results, found.tables, found.ruler, tmp_path, "")
     built = theory_section(found)
     assert theory_section in contents.SECTIONS
-    assert f"Of {len(facts['statements'])} statements of the paper" in built.summary
+    assert f"{len(facts['statements'])} statements were tried numerically (6 parts of theorems, " in built.summary
+    for theorem in facts["theorems"]:
+        assert theorem["name"] in built.body
+    assert facts["rule"] in (tmp_path / "theory.md").read_text()
     verdicts = [row["verdict"] for row in found.cells["theory"].values()]
     assert {verdict: verdicts.count(verdict) for verdict in facts["tally"]} == facts["tally"]
     assert "v tanh(s)" in built.body
     text = (tmp_path / "theory.md").read_text()
     assert text.count("| fails as printed |") == facts["tally"]["fails as printed"]
-    assert "Correction: The second pseudo-value is -v" in text
-    assert (tmp_path / "theory.csv").read_text().count("\n") == 1 + len(facts["statements"])
+    assert "Correction (sign): The second pseudo-value is -v" in text
+    lines = list(csv.DictReader((tmp_path / "theory.csv").open()))
+    for line, s in zip(lines, facts["statements"], strict=True):
+        assert line["measure"] == s["measure"]
+        case = s["counterexample"]
+        assert (line["case"], line["claimed"]) == ((case["case"], str(case["claimed"])) if case else ("", ""))
+
+
+def test_nothing_shown_names_the_projects_own_tags(facts):
+    shown = json.dumps(facts)
+    assert not re.search(r"\bD\d+\b|\bspec\b", shown)
 
 
 def test_a_row_shows_the_error_as_corrected_and_as_printed(facts):
-    row = next(s for s in facts["statements"] if s["name"] == "strictness")
-    cells = [text.main for text in theory_grid([row]).rows[0]]
-    assert cells[1:] == ["holds with correction", f"{row['error']:.1e}", f"{row['printed_error']:.1e}", row["source"]]
+    row = next(s for s in facts["statements"] if s["name"] == "strictness-example")
+    cells = [text.main for text in theory_grid([row], facts["rule"]).rows[0]]
+    errors = [f"{row['error']:.1e}", f"{row['printed_error']:.1e}"]
+    assert cells[1:] == ["example", "holds with correction", *errors, row["measure"], row["source"]]
     assert "Counterexample: H = 1, P = 2" in why(row)

@@ -40,13 +40,14 @@ def _mha_bound() -> Statement:
     return judge(
         "cpm-mha-parameters",
         "The MHA construction takes more than 3 N^3 parameters for attention.",
-        source="Theorem 4; D10",
+        kind="lemma or count",
+        source="Theorem 4",
         tried=f"N = 1..{LIMIT}, counted matrix by matrix",
         reason="Each head brings one number, so its W_V has N + 1 entries, not (N + 1) N. That leaves "
         "2 N^3 + 3 N^2 + N, which is more than 3 N^3 only up to N = 3.",
         printed=float(len(broken)),
         corrected=max(abs(mha_attention(n) - (2 * n**3 + 3 * n**2 + n)) for n in range(1, LIMIT + 1)),
-        correction="2 N^3 + 3 N^2 + N.",
+        correction="It takes 2 N^3 + 3 N^2 + N.",
         measure="values of N that break it",
         counterexample=Counterexample(f"N = {first}: more than", 3 * first**3, mha_attention(first)),
     )
@@ -58,6 +59,7 @@ def _iha_bound() -> Statement:
     return judge(
         "cpm-iha-parameters",
         "IHA takes at most 37 N^2.5 + N^2 (N - 1) + N^2 parameters.",
+        kind="lemma or count",
         source="Theorem 4",
         tried=f"N = 1..{LIMIT}, counted matrix by matrix; the largest attention part is {tightest:.1f} N^2.5",
         reason="2 N (N + 1) s + (N + 1) s^2 + 4 s^3 with s = ceil(sqrt N). The factor 37 is generous.",
@@ -73,7 +75,8 @@ def _square_root() -> Statement:
     return judge(
         "cpm-saving",
         "IHA solves CPM-3 with 1/sqrt N of MHA's parameters.",
-        source="Theorem 4; D10",
+        kind="lemma or count",
+        source="Theorem 4",
         tried=f"IHA / MHA, MLP included, at N = 100, 1000, 10000: {ratio(100):.2f}, {ratio(1000):.2f}, "
         f"{ratio(10_000):.2f}; attention only at N = 100: {iha_attention(100) / mha_attention(100):.2f}",
         reason="The same MLP of about N^3 parameters stands in both totals, so their ratio tends to 1/3. The square "
@@ -122,7 +125,8 @@ def _schedule() -> Statement:
     return judge(
         "flops-schedule",
         "Four local IHA layers with window N/(2P^2) and one global MHA layer cost no more than five global MHA layers.",
-        source="section 3; D11",
+        kind="FLOP claim",
+        source="FLOP matching",
         tried="N = 8192, P = 2, 4, 8, 16; causal pairs: "
         + ", ".join(f"{r:.3f}" for r in ratios.values())
         + f" of global attention (the ledger and a count pair by pair agree to {agreement:.0e})",
@@ -140,7 +144,8 @@ def _three_fifths() -> Statement:
     return judge(
         "flops-three-fifths",
         "The schedule costs 3/5 of global attention.",
-        source="section 3; D11",
+        kind="FLOP claim",
+        source="FLOP matching",
         tried=f"N = 8192, P = 2: {asymptotic:.3f} as the paper counts, {causal:.3f} by causal pairs",
         reason="N^2 for the global layer counts pairs that its causal mask never computes, while the local layers' "
         "window is causal already. With the causal half counted on both sides the saving is 5 %, not 40 %.",
@@ -158,12 +163,13 @@ def _global_iha() -> Statement:
     return judge(
         "flops-global-iha",
         "The match also holds if the global layers are IHA.",
-        source="section 3; D11",
+        kind="reading",
+        source="FLOP matching",
         tried="N = 8192: " + ", ".join(f"P = {p}: {r:.2f}" for p, r in ratios.items()),
         reason="A global IHA layer has P^2 times the pairs. The arithmetic of the paper needs plain MHA there.",
         printed=ratios[2] - 1,
         corrected=max(0.0, attention_ratio(spec("iha", pseudo_heads=2)) - 1),
-        correction="Global layers are plain MHA.",
+        correction="The match needs plain MHA in the global layers.",
         measure="excess over 1 at P = 2",
         counterexample=Counterexample("P = 2, five layers: ratio, at most", 1.0, round(ratios[2], 2)),
     )
@@ -175,7 +181,8 @@ def _baselines() -> Statement:
     return judge(
         "flops-all",
         "All comparisons are FLOP-matched.",
-        source="section 5; D11",
+        kind="FLOP claim",
+        source="experiments",
         tried="attention FLOPs against global at N = 8192: "
         + ", ".join(f"{kind.replace('_', ' ')} {r:.2f}" for kind, r in ratios.items()),
         reason="Only IHA's schedule was built to match. Equal steps therefore mean unequal compute; this project "

@@ -57,6 +57,7 @@ def _operators() -> Statement:
     return judge(
         "heads-operators",
         "H softmax-free MHA heads hold at most H different attention operators.",
+        kind="theorem",
         source="Theorem 1",
         tried="H = 1..6, random layers with weights that do not depend on X, N = 9",
         reason="Each output feature is a weighted sum of the H matrices Q_h K_h^T, so all of them together span H "
@@ -75,13 +76,15 @@ def _lower_bound() -> Statement:
     return judge(
         "heads-needed",
         "k polynomial filters need k MHA heads.",
-        source="Theorem 1, 3; D6",
+        kind="theorem",
+        source="Theorem 1, 3",
         tried=f"k - 1 heads miss random graphs by {least:.1%} at least (k = 2..9, N = {N}); swap of two nodes, k = 3",
         reason="The operators of k - 1 heads cannot span k independent powers, whatever is learned; but powers of A "
         "are dependent as soon as k exceeds the degree of A's minimal polynomial.",
         printed=float(third <= 1e-12),
         corrected=float(least <= 1e-6),
         correction="If I, A, .., A^(k-1) are linearly independent, and the scores do not depend on X.",
+        mends="premise",
         measure="1 if a case contradicts it",
         counterexample=Counterexample("A = swap of two nodes, k = 3: A^2 = I, so heads needed", 3, 2),
     )
@@ -115,7 +118,8 @@ def _reading() -> Statement:
     return judge(
         "heads-needed-free",
         "k polynomial filters need k MHA heads also where scores may depend on X (W_Q, W_K read the whole input).",
-        source="Theorem 1, 3; D6",
+        kind="reading",
+        source="Theorem 1, 3",
         tried=f"[X, A X] from one head, N = {N}: error {missed:.0e}, and as small as one likes",
         reason="A score that depends on X can carry X itself past the attention pattern, to a value that is the same "
         "for all inputs. The bound of Theorem 1 is for scores that read positions only, and gradient descent finds "
@@ -131,10 +135,12 @@ def _step() -> Statement:
     return judge(
         "heads-proof-step",
         "In the proof of Theorem 1: Att C = 0 and Att != 0 imply C = 0.",
-        source="B.1; D6",
+        kind="lemma or count",
+        source="B.1",
         tried="2 x 2",
-        reason="Only an invertible Att allows it. The bound itself does not need the step: it follows from the "
-        "dimension of the span. The proof's equalities of ranks are upper bounds, and its sum runs to k, not k - 1.",
+        reason="Only an invertible Att allows it, which a head narrower than the sequence never has. The bound itself "
+        "does not need the step: it follows from the dimension of the span. The proof's equalities of ranks are upper "
+        "bounds, and its sum runs to k, not k - 1.",
         printed=float((att @ c).norm() == 0 and att.norm() > 0) * float(c.norm()),
         measure="norm of C",
         counterexample=Counterexample("Att = diag(1, 0), C = diag(0, 1), Att C = 0: norm of C", 0.0, float(c.norm())),
@@ -148,7 +154,8 @@ def _patterns() -> Statement:
     return judge(
         "patterns",
         "P pseudo-heads give a head P^2 attention patterns, H P^2 in a layer.",
-        source="abstract, 4.2; D3",
+        kind="lemma or count",
+        source="abstract, 4.2",
         tried=f"dimension of all operators of random softmax-free layers, (H, P) = {', '.join(map(str, cases))}: "
         f"{', '.join(map(str, full))}",
         reason="All pseudo-queries are mixes of the same H queries and all pseudo-keys of the same H keys, so every "
@@ -187,6 +194,7 @@ def _formulas() -> Statement:
     return judge(
         "filters-parameters",
         "MHA takes 2N(N+d)k + d(N+d)k parameters, IHA 2N(N+d)s + d(d+N)s^2 + 4s^3, s = ceil(sqrt k).",
+        kind="lemma or count",
         source="Theorem 3",
         tried="summed over every matrix of both constructions; k = 1..25, (N, d) = (2, 1), (5, 2), (12, 2)",
         reason="As counted.",
@@ -209,12 +217,13 @@ def _overhead() -> Statement:
     return judge(
         "filters-overhead",
         "Pseudo-heads and collapse add s^2 parameters (the first of B.2's two proofs).",
-        source="B.2; D7",
+        kind="lemma or count",
+        source="B.2",
         tried="k = 1..25",
         reason="Four arrays of s x s x s numbers. The second proof and the theorem have 4 s^3.",
         printed=max(abs(without_mixing(n, d, k) - heads_for(k) ** 2) for n, d, k in SIZES),
         corrected=max(abs(without_mixing(n, d, k) - 4 * heads_for(k) ** 3) for n, d, k in SIZES),
-        correction="4 s^3.",
+        correction="They add 4 s^3.",
         measure="parameters",
         counterexample=Counterexample("k = 1: parameters of alpha and R", 1, without_mixing(2, 1, 1)),
     )
@@ -227,7 +236,8 @@ def _saving() -> Statement:
     return judge(
         "filters-saving",
         "IHA takes fewer parameters than MHA for k > 1 filters, by a factor of sqrt k.",
-        source="Theorem 3; D5",
+        kind="lemma or count",
+        source="Theorem 3",
         tried=f"k = 2..25 at N = 64, d = 2; IHA / MHA at k = 4, 5, 9: {ratio[4]:.2f}, {ratio[5]:.2f}, {ratio[9]:.2f}; "
         f"k = 2 costs more at {'every' if everywhere else 'some'} size tried",
         reason="ceil(sqrt k) is a staircase: k = 2 takes the same 2 heads as MHA plus wider values and the mixing, and "

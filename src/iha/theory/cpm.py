@@ -83,7 +83,8 @@ def _construction() -> Statement:
     return judge(
         "cpm-heads",
         "ceil(sqrt N) IHA heads and the MLP compute CPM-3.",
-        source="Theorem 4, 7.3",
+        kind="theorem",
+        source="Theorem 4, B.3",
         tried=f"N = {', '.join(map(str, SIZES))}, G = 12, M = 5, six sequences each; softmax at temperature 0",
         reason="The heads bring all N values to every position, each in a place of its own. A query matches one key in "
         "each of the P blocks, so the softmax ties P ways and the values carry the factor P. If N is no square the "
@@ -99,13 +100,15 @@ def _orientation() -> Statement:
     return judge(
         "cpm-shift",
         "The printed shift matrix P gives the printed workspace with rows (1,2,3,4), (2,3,4,1), ...",
-        source="B.3; D8",
+        kind="example",
+        source="B.3",
         tried=f"x = (1, 2, 3, 4); the counts of Theorem 4 come out right either way (error {same:.0e})",
         reason="The printed P shifts down, so row i runs backwards from x_i. Since the MLP adds over all pairs of "
         "places, the count does not notice.",
         printed=gap(workspace(order, up=False), _circle(4)),
         corrected=gap(workspace(order), _circle(4)),
         correction="The up-shift, C X = (x_2, .., x_N, x_1).",
+        mends="index",
         counterexample=Counterexample(
             "N = 3, x = (1, 2, 3): first row", shown(_circle(3)[0]), shown(workspace(three, up=False)[0, :3])
         ),
@@ -128,14 +131,16 @@ def _order() -> Statement:
     return judge(
         "cpm-order",
         "G > 2M makes the predicate sensitive to the order of j1 and j2.",
-        source="B.3; D9",
+        kind="lemma or count",
+        source="B.3",
         tried=f"all M <= 12, 2M < G <= 40: {len(insensitive)} of {len(GROUPS)} pairs are insensitive; and the count at "
         f"i = 1 is {count(x, 12, 5)[0]} for {x} and {count(turned, 12, 5)[0]} with the rest reversed (G = 12, M = 5)",
         reason="Only G mod M matters: with G = 1 mod M the two places weigh the same. The task's count is blind to "
         "order in any case, because it runs over all ordered pairs: shuffling the other tokens changes nothing.",
         printed=float(len(insensitive)),
         corrected=float(len(wrong)),
-        correction="G not congruent to 1 mod M (and not to 0, or x_j1 does not count at all).",
+        correction="It is sensitive exactly if G is not congruent to 1 mod M (and x_j1 counts only if G is not "
+        "congruent to 0).",
         measure="pairs (G, M) that break it",
         counterexample=Counterexample(
             f"G = {g}, M = {m}: values (a, b) for which the order matters", "some", "none of 4"
@@ -148,7 +153,8 @@ def _example() -> Statement:
     return judge(
         "cpm-example",
         "B.3's example x = (1, 2, 3), G = 10, CPM = (3, 3, 3) is of an order-sensitive task.",
-        source="B.3; D9",
+        kind="example",
+        source="B.3",
         tried="M = 1..12",
         reason=f"The counts come out for M = {', '.join(map(str, fits))} only, and 10 mod 3 = 1.",
         printed=float(sum(symmetric(10, m) for m in fits)),
@@ -167,12 +173,14 @@ def _pairs() -> Statement:
     return judge(
         "cpm-pairs",
         "The MLP needs N (N - 1) hidden units, one per ordered pair.",
-        source="B.3; D10",
+        kind="lemma or count",
+        source="B.3",
         tried=f"N = {', '.join(map(str, SIZES))}, G = 12, M = 5",
         reason="The task's pairs (j1, j2) in [N]^2 include j1 = j2.",
         printed=max(miss(n, False) for n in SIZES),
         corrected=max(miss(n, True) for n in SIZES),
         correction="N^2 hidden units.",
+        mends="index",
         counterexample=Counterexample(
             "N = 1, x = (0): count", count([0], 12, 5)[0], float(perceptron(column([0]), 12, 5, equal=False))
         ),
@@ -184,7 +192,8 @@ def _padding() -> Statement:
     return judge(
         "cpm-padding",
         "One layer made for N_max serves every N <= N_max.",
-        source="Theorem 4; D10",
+        kind="reading",
+        source="Theorem 4",
         tried="N_max = 2, N = 1, padded with 0",
         reason="The layer brings N_max values to every place and the MLP counts all of them. Nothing marks a pad.",
         printed=gap(padded, torch.tensor(count([0], 12, 5))),
@@ -220,6 +229,7 @@ def _necessity() -> Statement:
     return judge(
         "cpm-needed",
         "MHA needs N heads for CPM-3.",
+        kind="reading",
         source="Theorem 4, read as a lower bound",
         tried=f"M = 3, N = 4, 6, 9: outputs of two softmax heads on the scalars x differ by {apart:.1e} at least "
         "between sequences of different contents",

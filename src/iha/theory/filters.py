@@ -125,7 +125,8 @@ def _bank() -> Statement:
     return judge(
         "filters-heads",
         "ceil(sqrt k) IHA heads compute k polynomial filters exactly; MHA does it with k heads.",
-        source="Theorem 3, 7.1",
+        kind="theorem",
+        source="Theorem 3, B.2",
         tried=f"k = 1..25, random directed A, N = {N}, d = {D}; softmax and 1/sqrt(d) off",
         reason="Head h asks with A^((h-1)s), pseudo-key j answers with A^(j-1), and each value goes to a block of its "
         "own, so the s products of one head stand side by side. For k that is no square the spare blocks hold powers "
@@ -152,13 +153,15 @@ def _transposed() -> Statement:
     return judge(
         "filters-example",
         "B.2's example for k = 4 with the second head's W_Q = [0; (A^2)^T].",
-        source="B.2; D7",
+        kind="example",
+        source="B.2",
         tried=f"random directed A, N = {N}, d = {D}",
         reason="A query matrix multiplies from the left, so it must be A^2 itself. The transpose is the same only for "
         "undirected graphs.",
         printed=gap(transposed_bank(a, x, transposed=True), wanted),
         corrected=gap(transposed_bank(a, x, transposed=False), wanted),
         correction="W_Q = [0; A^2].",
+        mends="index",
         counterexample=Counterexample(
             "a path of three nodes, feature 1 on the last: A^2 X",
             shown(wanted_bank(small, e, 3)[:, 2]),
@@ -184,7 +187,8 @@ def _plain_values() -> Statement:
     return judge(
         "filters-values",
         "A head with P pseudo-heads keeps its P attention patterns apart (value matrix as usual, W_V = [I; 0]).",
-        source="4.2, Theorem 3; D3",
+        kind="reading",
+        source="4.2, Theorem 3",
         tried=f"H = P = 2, N = {N}, d = {D}; the output equals the sum of the two filters to {gap(found, sums):.0e}",
         reason="The P blocks of keys stand in one row of scores, so their products with the values are added up. What "
         "separates them in the construction is W_V, which sends each to its own block of a head P times as wide. "
@@ -211,7 +215,8 @@ def _ordinary_width() -> Statement:
     return judge(
         "filters-width",
         "The construction's heads are ordinary ones, of width D/H with D the width of the output.",
-        source="B.2; D4",
+        kind="reading",
+        source="B.2",
         tried=f"k = 9, H = {s}, N = {N}, d = {D}: queries and keys take width {N}, values {D * s}; D/H = {9 * D // s}",
         reason="The score matrix of a head is a product of N x width matrices and a power of A has full rank, so "
         "queries and keys must be N wide, whatever D is. Heads become fewer but not the numbers: all heads together "
@@ -235,7 +240,8 @@ def _fewer_pseudo_heads() -> Statement:
     return judge(
         "filters-h3-p2",
         "H P >= k with P <= H is enough: 3 heads with 2 pseudo-heads for k = 5 and 6.",
-        source="D5, beyond the paper",
+        kind="ours",
+        source="this project, after Theorem 3",
         tried=f"N = {N}, d = {D}",
         reason="Head h asks with A^((h-1)P). Nothing in the construction needs P = H, and P = 2 has values two blocks "
         "wide instead of three.",
