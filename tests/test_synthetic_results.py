@@ -15,8 +15,8 @@ from iha.configcheck import load_config
 from iha.configsynthetic import RelationBudget, RelationModel, RelationTask, SyntheticConfig
 from iha.errors import ConfigError, DataError
 from iha.manifest import Manifest, read_manifest, sha256_file
-from iha.report import relation_claims, relations
-from iha.report.relation_section import grid_of
+from iha.report import relation_claims, relation_figures, relations
+from iha.report.relation_section import captions, grid_of
 from iha.stages import synthetic_data, synthetic_report, synthetic_train
 from iha.synthetic import collect, grid
 from iha.synthetic.results import Grid, Outcome, Point, label, outcome
@@ -178,14 +178,29 @@ def test_tables_show_the_majority_how_far_each_run_went_and_what_is_missing():
     shown = seen(*three("mha", (0.7, 0.72)), run("iha", accuracies=(0.8,), stopped=None, step=0.25, cost=cost))
     table = relations.task_table(shown, "binary", "ladder")
     rows = {row[0].main: row for row in table.rows}
-    assert rows["majority"][6].main == "60.0"
-    assert [t.main for t in rows["IHA 8 × 8"]][2:7] == ["1,000", "6.7", "0.25", "not over", "80.0"]
+    assert [t.main for t in rows["majority"]][6:8] == ["test", "60.0"]
+    assert [t.main for t in rows["IHA 8 × 8"]][2:8] == ["1,000", "6.7", "0.25", "not over", "validation", "80.0"]
     assert rows["IHA 8 × 8"][6].marks == (1,)
     assert "not tested yet" in table.footnotes[0]
     assert rows["MHA"][5].lines == ("2 seeds",)
-    assert rows["MHA"][6].main == "71.00 ± 1.41"
+    assert [t.main for t in rows["MHA"]][6:8] == ["test", "71.00 ± 1.41"]
     assert table.caption.startswith("LADDER RUN")
-    assert len(table.header) == 7 + 5
+    assert len(table.header) == 8 + 5
+
+
+def test_seeds_of_one_row_are_scored_on_one_split():
+    over, going = run("mha", accuracies=(0.8,), test=0.7), run("mha", 1, accuracies=(0.6,), stopped=None)
+    assert relations.scored([over]).overall == [0.7]
+    found = relations.scored([over, going])
+    assert (found.split, found.overall, found.by_size[0][6]) == ("validation", [0.8, 0.6], 0.8)
+
+
+def test_iha_has_its_colour_of_the_page_and_captions_say_what_is_drawn():
+    shown = seen(config=SyntheticConfig())
+    found = relation_figures.colours(shown)
+    assert (found["iha"], found["mha"], len({found[m.name] for m in shown.config.models})) == ("#D55E00", "#000000", 9)
+    assert list(captions(shown)) == ["figure3", "figure4", "figure5"]
+    assert all("the paper's number" in text and "Dashed" in text for text in captions(shown).values())
 
 
 def test_what_is_compared():

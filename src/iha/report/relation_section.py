@@ -75,6 +75,22 @@ def write_relations(grid: Grid, scale: str, folder: Path) -> list[Path]:
     return paths
 
 
+def captions(grid: Grid) -> dict[str, str]:
+    """What each figure draws, by file name; numbers are those of the paper's figures."""
+    found = {
+        "figure3": "Figure 3 (the paper's number). Relation composition: accuracy over cells of the best weights of "
+        "every model, on the split named below its bar, with the epochs it ran; whiskers: SD over seeds. Dashed: "
+        f"always the more frequent answer. {relations.LEGEND}"
+    }
+    for number, task in enumerate(grid.config.tasks, 4):
+        found[f"figure{number}"] = (
+            f"Figure {number} (the paper's number). Relation composition, {task.name}: validation accuracy against "
+            "epochs (left) and training FLOPs (middle), bands: SD over seeds; accuracy of the best weights per size m "
+            "(right). Dashed: always the more frequent answer."
+        )
+    return found
+
+
 def relations_section(found: Findings) -> Section | None:
     """Figures 3 to 5 with their tables; None if the experiment has no such part."""
     part = found.results.part
@@ -86,7 +102,7 @@ def relations_section(found: Findings) -> Section | None:
     pictures = [
         image(
             path,
-            f"{label}Relation composition, {path.stem.replace('figure', 'Figure ')}.",
+            f"{label}{captions(grid)[path.stem]}",
             "The tables hold the numbers.",
         )
         for path in paths

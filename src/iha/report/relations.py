@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from iha.evals.scores import mean_sd
@@ -16,6 +17,10 @@ from iha.synthetic.shapes import train_slice
 STOPS = {"patience": "early stopping", "epochs": "epoch budget", "cpu_seconds": "CPU budget", None: "not over"}
 UNITS: dict[Axis, str] = {"epoch": "epochs", "flops": "FLOPs", "cpu_s": "CPU-s"}
 VALIDATION = "Validation accuracy: not all runs of this row are over, so the best weights are not tested yet."
+LEGEND = (
+    "m: elements of the relation, so that an example has m x m cells. IHA q × p: q pseudo-queries and p pseudo-keys "
+    "and -values per head. Majority: always the more frequent answer."
+)
 #: Name of the table of differences.
 COMPARED = "relations_compared"
 READING = (
@@ -32,18 +37,18 @@ def task_table(grid: Grid, task: str, scale: str) -> Table:
     majority = grid.majority[task]
     guesses = {"accuracy": majority["accuracy"], **{f"m{m}": majority["by_size"][str(m)] for m in sizes}}
     shown = (Text(f"{100 * x:.1f}", cell=f"relations_{task}:majority:{k}", value=100 * x) for k, x in guesses.items())
-    rows = [(Text("majority"), *(Text(MISSING),) * 5, *shown)]
+    rows = [(Text("majority"), *(Text(MISSING),) * 5, Text("test"), *shown)]
     for model in grid.config.models:
         for lr in grid.config.lrs:
             if runs := list(grid.of(task, model.name, lr).values()):
                 rows.append(_row(grid, runs, notes))
-    header = ("model", "learning rate", "parameters", "FLOPs / MHA", "epochs run", "ended by", "accuracy, %")
+    header = ("model", "learning rate", "parameters", "FLOPs / MHA", "epochs run", "ended by", "split", "accuracy, %")
     return Table(
         f"relations_{task}",
         f"{SCALE_LABELS[scale]}Relation composition, {task}: accuracy over cells, and per size m.",
         (*header, *(f"m = {m}" for m in sizes)),
         tuple(rows),
-        tuple(notes.texts),
+        (*notes.texts, LEGEND),
     )
 
 
@@ -53,11 +58,12 @@ def _row(grid: Grid, runs: list[Outcome], notes: Footnotes) -> tuple[Text, ...]:
     plain = model.model_copy(update={"attention": "mha", "matches": None})
     reference = grid.config.model_copy(update={"models": (plain,)})
     ratio = first.flops_per_epoch / train_slice(reference, task.name, model.name, first.lr, first.seed).flops
-    marks = notes.mark(VALIDATION) if any(r.test is None for r in runs) else ()
+    scores = scored(runs)
+    marks = notes.mark(VALIDATION) if scores.split == "validation" else ()
     name, epochs = f"relations_{task.name}:{model.name}-lr{first.lr:g}", [r.last.epoch for r in runs]
 
-    def mean(column: str, values: list[float], marks: tuple[int, ...] = ()) -> Text:
-        return Text(mean_text(values, 1), marks=marks, cell=f"{name}:{column}", value=sum(values) / len(values))
+    def mean(column: str, values: list[float]) -> Text:
+        return Text(mean_text(values, 1), cell=f"{name}:{column}", value=sum(values) / len(values))
 
     return (
         Text(label(model)),
@@ -66,9 +72,26 @@ def _row(grid: Grid, runs: list[Outcome], notes: Footnotes) -> tuple[Text, ...]:
         Text(f"{ratio:.1f}", cell=f"{name}:flops_ratio", value=ratio),
         Text(extent(epochs), cell=f"{name}:epochs", value=max(epochs)),
         Text(", ".join(dict.fromkeys(STOPS[r.stopped] for r in runs)), (count(len(runs), "seed"),)),
-        mean("accuracy", [100 * r.score for r in runs], marks),
-        *(mean(f"m{m}", [100 * r.score_by_size[m] for r in runs]) for m in task.sizes),
+        Text(scores.split, marks=marks),
+        mean("accuracy", [100 * x for x in scores.overall]),
+        *(mean(f"m{m}", [100 * of[m] for of in scores.by_size]) for m in task.sizes),
     )
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Accuracies of a model's seeds (fractions), all on one split: `test`, or `validation` while one is not over."""
+
+    split: str
+    overall: list[float]
+    by_size: list[dict[int, float]]
+
+
+def scored(runs: Sequence[Outcome]) -> Scored:
+    """Test accuracies of the best weights if every run is over, else validation accuracies of all."""
+    if all(r.test is not None for r in runs):
+        return Scored("test", [r.score for r in runs], [r.score_by_size for r in runs])
+    return Scored("validation", [r.best.accuracy for r in runs], [r.best.by_size for r in runs])
 
 
 def count(number: int, thing: str) -> str:

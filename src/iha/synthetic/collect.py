@@ -17,7 +17,7 @@ from iha.configsynthetic import SyntheticConfig
 from iha.errors import ConfigError, UserError
 from iha.manifest import Manifest, read_manifest, write_json, write_manifest
 from iha.report.relation_claims import sentences
-from iha.report.relation_section import DATA, RUN, grid_of, relation_tables, write_relations
+from iha.report.relation_section import DATA, RUN, captions, grid_of, relation_tables, write_relations
 from iha.report.render import markdown, write_texts
 from iha.synthetic.folders import PROGRESS, data_manifest, run_folder, run_manifest, run_name
 from iha.synthetic.results import Grid
@@ -46,11 +46,6 @@ Made by `python -m iha.synthetic.collect --config {config} --into {folder}` from
 The same as data: [relations_runs.csv](relations_runs.csv) has a line per run,
 [relations_curves.csv](relations_curves.csv) a line per validation, with epochs, FLOPs and CPU-seconds spent until then.
 """
-FIGURES = {
-    "figure3": "Figure 3. Accuracy of the best weights of every model.",
-    "figure4": "Figure 4. Binary composition: equal epochs, equal compute, and each size m.",
-    "figure5": "Figure 5. Ternary composition: the same.",
-}
 
 
 def gather(config: SyntheticConfig, results: Path, state: Path) -> dict[str, Manifest]:
@@ -98,7 +93,7 @@ def collect(config: Config, where: str, folder: Path) -> Grid:
         devices=" and ".join(sorted(devices)) or "no device yet",
         reading="\n".join(f"- {line}" for line in sentences(grid)),
         tables=markdown(relation_tables(grid, config.scale)),
-        figures="\n\n".join(f"![{FIGURES[n]}]({n}.png)\n\n{FIGURES[n]}" for n in drawn),
+        figures="\n\n".join(f"![{n.replace('figure', 'Figure ')}]({n}.png)\n\n{captions(grid)[n]}" for n in drawn),
     )
     write_texts(folder, {"README.md": text})
     return grid
