@@ -31,7 +31,7 @@ LAYERS = (
     {"configbase", "variants", "provenance"},
     {"manifest", "yamlio", "tensors"},
     {"locks", "launch"},
-    {"commands", "errors", "faults", "process", "text"},
+    {"commands", "errors", "faults", "process", "progress", "text"},
 )
 #: What plans the workflow starts in half a second, which it could not with torch.
 PLANNING = ("dag", "slices", "flops", "config", "configcheck", "variants", "manifest", "provenance", "context", "locks")

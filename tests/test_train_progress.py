@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from iha.evals.generate import _Progress as Answers
 from iha.train import progress as module
 from iha.train.progress import Progress
 
@@ -59,18 +60,43 @@ def test_other_ranks_say_nothing(clock, caplog):
     assert not caplog.records
 
 
-def test_a_terminal_gets_one_moving_line(monkeypatch, caplog):
+def on_terminal(monkeypatch):
+    """Standard error as a terminal, from now on: what a fixture sets, pytest sets back before the test."""
+
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
+    return sys.stderr
+
+
+def test_a_terminal_gets_one_moving_line(monkeypatch, caplog):
+    terminal = on_terminal(monkeypatch)
     progress = Progress("sft iha", 10, None, None, shown=True)
     progress.show(4, VALUES)
     progress.close()
     assert "sft iha" in terminal.getvalue()
     assert "4/10" in terminal.getvalue()
     assert not caplog.records
+
+
+def test_answers_move_on_a_terminal(monkeypatch, caplog):
+    terminal = on_terminal(monkeypatch)
+    progress = Answers("gsm8k", 8)
+    progress.add(tokens=8, answers=3)
+    progress.close()
+    assert "gsm8k" in terminal.getvalue() and "3/8" in terminal.getvalue() and "tok/s" in terminal.getvalue()
+    assert not caplog.records
+
+
+def test_answers_are_said_in_a_log_when_all_are_done(clock, caplog):
+    caplog.set_level("INFO")
+    progress = Answers("gsm8k", 8)
+    clock[0] += 2.0
+    progress.add(tokens=40, answers=7)
+    progress.add(tokens=8, answers=1)
+    progress.close()
+    assert [record.getMessage() for record in caplog.records] == ["gsm8k answer 8/8 · 24 tok/s"]

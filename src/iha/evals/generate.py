@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -20,6 +21,7 @@ from torch import Tensor
 from iha.evals.companion import GoldScore, continue_golds
 from iha.evals.prefill import prefill
 from iha.evals.sampling import Draw, choose, prompt_digest, uniform
+from iha.progress import Line
 
 if TYPE_CHECKING:
     from iha.cache import KVCache
@@ -33,7 +35,6 @@ BATCH_TOKENS = 131_072
 #: A job shorter than this share of the batch's longest, and by more than so many tokens, starts a batch of its own:
 #: every step reads the padding of the cache, but a step that fewer rows share costs each of them more.
 _ALIKE, _PADDING = 0.7, 256
-_PROGRESS_SECONDS = 10.0
 
 
 class Decoder(Protocol):
@@ -153,12 +154,11 @@ class Generator:
         progress = _Progress(label, sum(len(job.draws) for job in jobs))
         was_training = self.model.training
         self.model.eval()
-        with torch.no_grad():
+        with closing(progress), torch.no_grad():
             for rows in self._batches(jobs):
                 for row in self._decode(jobs, rows, listener, progress):
                     listener.on_answer(row.job, row.draw, row.answer(self.tokenizer))
         self.model.train(was_training)
-        progress.finish()
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[_Row]]:
         """Rows of similar size, the largest first, so that memory is short at once or not at all."""
@@ -225,23 +225,20 @@ class Generator:
 
 
 class _Progress:
-    """A line every few seconds: answers done, tokens per second."""
+    """Answers done and tokens per second, on a terminal or in a log."""
 
     def __init__(self, label: str, total: int) -> None:
-        self.label, self.total = label, total
-        self.answers = self.tokens = 0
-        self.start = self.last = time.monotonic()
+        self._line = Line(label, total)
+        self._answers = self._tokens = 0
+        self._start = time.perf_counter()
 
     def add(self, tokens: int, answers: int) -> None:
-        self.tokens += tokens
-        self.answers += answers
-        if time.monotonic() - self.last >= _PROGRESS_SECONDS:
-            self.last = time.monotonic()
-            self._line()
+        """So many tokens were decoded, with which so many answers ended."""
+        self._tokens += tokens
+        self._answers += answers
+        rate = self._tokens / max(time.perf_counter() - self._start, 1e-9)
+        self._line.show(self._answers, f"{rate:,.0f} tok/s", unit="answer ")
 
-    def finish(self) -> None:
-        self._line()
-
-    def _line(self) -> None:
-        rate = self.tokens / max(time.monotonic() - self.start, 1e-9)
-        log.info("%s: %d of %d answers, %.0f tokens/s", self.label, self.answers, self.total, rate)
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._line.close()
