@@ -8,7 +8,7 @@ from typing import Any
 
 from iha.evals.scores import mean_sd
 from iha.report.figures import COLOURS, MARKERS, legend_below, pyplot, save
-from iha.report.format import SCALE_LABELS
+from iha.report.format import SCALE_LABELS, big
 from iha.report.relations import STOPS, count, extent, scored
 from iha.synthetic.results import Axis, Grid, Outcome, label
 
@@ -69,7 +69,8 @@ def _bars(axis: Any, grid: Grid, task: str, lr: float) -> None:
         top = mean + (sd or 0.0)
         axis.annotate(f"{mean:.1f}", (i, top), ha="center", va="bottom", xytext=(0, 2), textcoords="offset points")
     _majority_line(axis, grid, task)
-    axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
+    slant = {"rotation": 45, "ha": "right"} if len(names) > 4 else {}
+    axis.set_xticks(range(len(names)), names, fontsize=7, **slant)
     axis.set_xlim(-0.6, len(names) - 0.4)
     axis.set_ylim(0, 105)
 
@@ -126,6 +127,7 @@ def _curves(axis: Any, grid: Grid, task: str, lr: float, along: Axis) -> None:
 
         axis.set_xscale("log")
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(lambda x, _: big(x))
         axis.xaxis.set_minor_formatter(NullFormatter())
 
 
