@@ -34,13 +34,24 @@ def state(tmp_path, monkeypatch):
 def test_what_ended_stands_below_what_was_predicted(state):
     grid = cost_grid(priced(state), "Cost.")
     rows = {row[0].main: row for row in grid.rows}
-    jobs, _, cpu, longest, memory = rows["pretrain"][1:6]
+    jobs, _, cpu, longest, memory = rows["pretraining"][1:6]
     assert (jobs.main, jobs.lines) == ("5", ("(1)",))
     assert longest.lines == ("1.2 min",)
     assert cpu.lines == ("1.2 min",)
     assert memory.lines == ("524 MB",)
-    assert rows["sft"][1].lines == (), "nothing of it has ended"
+    assert rows["fine-tuning"][1].lines == (), "nothing of it has ended"
     assert rows["total"][1].lines == ("(1)",)
+    assert grid.header[-1] == "cost, USD"
+
+
+def test_memory_of_the_shell_alone_is_not_shown_and_a_large_factor_is_explained(state):
+    facts = priced(state)
+    actual = facts["rules"]["pretrain"]["actual"]
+    actual["memory_bytes_per_rank"] = 23e6
+    facts["total"]["actual"]["cpu_hours"] = 4 * facts["total"]["actual"]["predicted_cpu_hours"]
+    grid = cost_grid(facts, "Cost.")
+    assert {row[0].main: row for row in grid.rows}["pretraining"][5].lines == ("–",)
+    assert any(note.startswith("The jobs that ended took 4 times") for note in grid.footnotes)
 
 
 def test_the_story_says_what_was_taken_and_what_was_predicted(state):

@@ -25,7 +25,7 @@ from iha.report.training import training_grid
 FILES = {
     "table1.md", "table1.csv", "table1.tex", "table2.md", "table2.csv", "table2.tex", "ruler.md", "ruler.tex",
     "flops.md", "flops.tex", "figure2.png", "figure2.pdf", "training.png", "training.pdf", "report.html", "claims.md", "claims.tex", "claims.csv", "cost.png", "cost.pdf",
-    "training.md", "training.tex",
+    "training.md", "training.tex", "training.csv", "flops.csv", "ruler.csv",
 }  # fmt: skip
 
 

@@ -13,8 +13,10 @@ from iha.report.ledger import flops_grid
 from iha.report.page import image, tables
 from iha.report.positions import positions_section
 from iha.report.relation_section import relations_section
+from iha.report.render import grid_csv
 from iha.report.ruler import ruler_grid, task_cells
 from iha.report.section import Build, Findings, Section
+from iha.report.setup import setup_section
 from iha.report.story import provenance_section
 from iha.report.tables import PaperTableReport, caption
 from iha.report.theory import theory_section
@@ -48,6 +50,7 @@ def figure2(found: Findings) -> Section:
     """RULER."""
     grid = ruler_grid(found.results, found.ruler)
     found.write_grids("ruler", (grid,))
+    found.write("ruler.csv", grid_csv(grid))
     found.note(task_cells(found.results, found.ruler))
     png, _ = found.keep(figures.figure2(found.results, found.ruler, found.folder))
     text = caption(found.results, "Figure 2. RULER after context extension.", FIGURE2)
@@ -59,6 +62,7 @@ def flops(found: Findings) -> Section:
     """The FLOP ledger."""
     grid = flops_grid(found.results)
     found.write_grids("flops", (grid,))
+    found.write("flops.csv", grid_csv(grid))
     return Section("flops", "Compute", tables(grid))
 
 
@@ -75,11 +79,13 @@ def training(found: Findings) -> Section:
     pictures += image(cost, against, "The same loss against three costs.")
     grid = training_grid(found.results)
     found.write_grids("training", (grid,))
+    found.write("training.csv", grid_csv(grid))
     found.note(training_cells(found.results))
     return Section("training", "Training", pictures + tables(grid))
 
 
 SECTIONS: tuple[Build, ...] = (
+    setup_section,
     claims_section,
     table1,
     table2,

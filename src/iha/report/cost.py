@@ -16,15 +16,26 @@ from iha.plan.make import plan
 from iha.report.format import MISSING
 from iha.report.page import tables
 from iha.report.records import Grid, Text
+from iha.report.render import grid_csv
 from iha.report.section import Findings, Section
 from iha.report.tables import caption
 from iha.text import hours, size
 
 CONFIG = "config.json"
-HEADER = ("rule", "jobs", "GPU hours", "CPU hours", "longest job", "memory per rank", "energy, kWh", "cost")
+HEADER = ("job", "number", "GPU time", "CPU time", "longest job", "memory per rank", "energy, kWh")
+NAMES = {
+    "flops": "FLOP ledger", "items": "evaluation items", "theory": "theorems", "faults": "rehearsal of faults",
+    "tokenise": "tokenising", "contamination": "search for items", "ruler": "RULER items", "pretrain": "pretraining",
+    "extend": "extension", "sft": "fine-tuning", "evaluate": "evaluation", "synthetic_data": "relation examples",
+    "synthetic_train": "relation training",
+}  # fmt: skip
+#: Share of the predicted memory below which a measured one is of the starting shell alone.
+SHELL = 0.1
+TRAININGS = ("pretrain", "extend", "sft")
 READING = (
     "Large: predicted before the run, for all jobs of the configuration; small: actual, over the jobs that had ended "
-    "when this page was made (number in brackets), from Snakemake's benchmark files. CPU hours: cores held times time."
+    "when this page was made (number in brackets), from Snakemake's benchmark files. CPU time: cores held times time. "
+    "Memory is what Snakemake saw of a job; a training of which it saw the starting shell alone has none."
 )
 
 
@@ -35,6 +46,7 @@ def cost_section(found: Findings) -> Section | None:
         return None
     grid = cost_grid(facts, caption(found.results, "Cost, predicted and actual."))
     found.write_grids("plan", (grid,))
+    found.write("plan.csv", grid_csv(grid))
     rows = {**facts["rules"], "total": facts["total"]}
     found.note({"plan": {n: {f"actual.{k}": x for k, x in row.get("actual", {}).items()} for n, row in rows.items()}})
     return Section("cost", "Cost", tables(grid), summary(facts))
@@ -68,14 +80,30 @@ def cost_grid(facts: dict[str, Any], title: str) -> Grid:
     """One row per rule and one for the total."""
     rows = [_row(rule, row) for rule, row in facts["rules"].items()]
     total = _row("total", facts["total"])
-    note = f"Machine of the prediction: {facts['device']}; money in {facts['currency']}."
-    return Grid("plan", title, HEADER, (*rows, total), (READING, note))
+    notes = [READING, f"Machine of the prediction: {facts['device']}.", _factor(facts["total"])]
+    header = (*HEADER, f"cost, {facts['currency']}")
+    return Grid("plan", title, header, (*rows, total), tuple(note for note in notes if note))
+
+
+def _factor(total: dict[str, Any]) -> str:
+    """A comment where jobs took more than twice, or less than half, of what was predicted for them."""
+    actual = total.get("actual")
+    if not actual:
+        return ""
+    took, expected = (actual[f"{p}gpu_hours"] or actual[f"{p}cpu_hours"] for p in ("", "predicted_"))
+    if not took or not expected or 0.5 <= took / expected <= 2:
+        return ""
+    return (
+        f"The jobs that ended took {took / expected:.2g} times the {hours(expected)} predicted for them: the "
+        "prediction supposes the machine of the plan with nothing else on it; its speeds are under `plan` in the "
+        "configuration. The total of the table is of all jobs, also of those not ended."
+    )
 
 
 def _row(name: str, row: dict[str, Any]) -> tuple[Text, ...]:
     actual = row.get("actual")
     cells = [
-        Text(name),
+        Text(NAMES.get(name, name)),
         Text(str(row["jobs"]), (f"({actual['jobs']})",) if actual else (), cell=f"plan:{name}:jobs", value=row["jobs"]),
     ]
     for key, show in (
@@ -86,7 +114,8 @@ def _row(name: str, row: dict[str, Any]) -> tuple[Text, ...]:
         ("energy_kwh", _number),
         ("cost", _number),
     ):
-        shown = (show(actual[key]),) if actual and row[key] else ()
+        unseen = key == "memory_bytes_per_rank" and name in TRAININGS and actual and actual[key] < SHELL * row[key]
+        shown = (MISSING if unseen else show(actual[key]),) if actual and row[key] else ()
         cells.append(Text(show(row[key]), shown, cell=f"plan:{name}:{key}", value=row[key]))
     return tuple(cells)
 

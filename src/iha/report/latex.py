@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import unicodedata
 from collections.abc import Iterable
@@ -23,9 +24,12 @@ HEADING, WIDTH = 9, 90
 TALL = 16
 
 
+PACKAGES = "% Needs \\usepackage{array,booktabs,graphicx,longtable}.\n"
+
+
 def latex(grids: Iterable[Grid]) -> str:
     """A table per grid: a float no wider than the text, or, of many rows, one that breaks over pages."""
-    return "\n".join(_tall(grid) if len(grid.rows) >= TALL else _float(grid) for grid in grids)
+    return PACKAGES + "\n".join(_tall(grid) if len(grid.rows) >= TALL else _float(grid) for grid in grids)
 
 
 def tex_escape(text: str) -> str:
@@ -78,7 +82,8 @@ def _tall(grid: Grid) -> str:
 
 
 def _caption(grid: Grid) -> str:
-    return rf"\caption{{{tex_escape(grid.caption)}}}\label{{tab:{grid.name.replace('_', '-')}}}"
+    caption = re.sub(r"\bTable \d+\. ", "", grid.caption, count=1)  # LaTeX numbers its tables itself
+    return rf"\caption{{{tex_escape(caption)}}}\label{{tab:{grid.name.replace('_', '-')}}}"
 
 
 def _columns(grid: Grid) -> str:

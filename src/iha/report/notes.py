@@ -73,6 +73,12 @@ def generated(results: Results, benchmarks: Iterable[str], tuned: bool) -> str:
     return " ".join(sentences)
 
 
+def evaluated(results: Results, benchmark: str) -> list[int]:
+    """How many items of a benchmark were evaluated, each number once."""
+    scores = (s for m, by in results.scores.items() if m.benchmark == benchmark for s in by.values())
+    return sorted({score.n for score in scores if score.value is not None})
+
+
 def source_kinds(results: Results, split: str) -> list[str]:
     """Kinds of the corpora a split was made of."""
     manifest = results.inputs.get(f"data:{split}")
@@ -102,6 +108,7 @@ def contamination(results: Results) -> str:
     shares = ", ".join(f"{split} {met(facts)}" for split, facts in found.items())
     one = next(iter(found.values()))
     return (
-        f"Contamination: of {one['checked']} items, these share {one['n_words']} words in a row with the training "
-        f"text: {shares}; {one['too_short']} are too short to be looked for."
+        f"Contamination: of all {one['checked']} items in the files (not only those evaluated), these share "
+        f"{one['n_words']} words in a row with the training text: {shares}; {one['too_short']} are too short to be "
+        "looked for."
     )

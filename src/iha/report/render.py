@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -65,8 +66,22 @@ def html_table(grid: Grid) -> str:
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{html.escape(grid.name)}"><table>'
         f"<caption><span>{html.escape(grid.caption)}</span></caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
-        f"</div>\n<ol class=notes>{notes}</ol>\n"
+        f"</div>\n<ol class=notes>{notes}</ol>\n{_names(grid)}"
     )
+
+
+def _names(grid: Grid) -> str:
+    """The names of the table's cells behind a fold, for a reader who cannot point at them; rows alike on one line."""
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for row in grid.rows:
+        cells = [text.cell.rpartition(":") for text in row if text.cell]
+        if cells:
+            lines.setdefault(tuple(c for _, _, c in cells), []).append(cells[0][0])
+    if not lines:
+        return ""
+    told = "\n".join(f"{' | '.join(rows)} : {' | '.join(columns)}" for columns, rows in lines.items())
+    text = f"TABLE:ROW:COLUMN, rows before the colon, columns after it, in the order of the table.\n{told}"
+    return f"<details><summary>Names of the cells</summary><pre>{html.escape(text)}</pre></details>\n"
 
 
 def _named(tag: str, text: Text, kind: str) -> str:
@@ -82,6 +97,13 @@ def csv_text(header: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:
     writer.writerow(header)
     writer.writerows(rows)
     return buffer.getvalue()
+
+
+def grid_csv(grid: Grid) -> str:
+    """One line per cell that has a name: as shown, and unrounded."""
+    cells = (text for row in grid.rows for text in row if text.cell)
+    rows = ((c.cell, c.main, json.dumps(c.value) if isinstance(c.value, dict) else c.value) for c in cells)
+    return csv_text(("cell", "shown", "value"), rows)
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:

@@ -13,11 +13,12 @@ from typing import Any
 from iha.provenance import git_state
 from iha.report.collect import Results
 from iha.report.format import display
-from iha.report.notes import MATCHED, STAGES, contamination, generated, met, mismatch, searched
+from iha.report.notes import MATCHED, STAGES, contamination, evaluated, generated, met, mismatch, searched
 from iha.report.page import definitions
 from iha.report.power import reached
 from iha.report.ruler import Ruler
 from iha.report.section import Findings, Section
+from iha.report.setup import folds
 from iha.report.stats import LEVEL
 from iha.report.tables import PaperTableReport
 from iha.slices import SPLITS
@@ -30,9 +31,12 @@ WARNINGS = {
     "paper": "",
 }
 NAMES = (
-    "Every number of the tables leads back to the runs, data, configuration and commit that it was made from: point at "
-    "it for its name, then iha trace NAME."
+    "Every number of the tables leads back to the runs, data, configuration and commit that it was made from. Its name "
+    "is listed below its table; where the run was made, iha trace NAME follows it. Configuration and inputs are under "
+    "Provenance."
 )
+#: Sources of RULER's texts in words.
+WORDS = {"real": "as in RULER", "synthetic": "another text than RULER's as haystack"}
 
 
 def story(found: Findings, sections: Sequence[Section]) -> list[str]:
@@ -151,7 +155,8 @@ def provenance_section(found: Findings) -> Section:
             "items": {task: {"n": facts["n"]} for task, facts in tasks.items()},
         }
     )
-    return Section("provenance", "Provenance", definitions({**provenance(found.results), "streams": found.streams}))
+    facts = definitions({**provenance(found.results), "streams": found.streams})
+    return Section("provenance", "Provenance", facts + folds(found.results))
 
 
 def provenance(results: Results) -> dict[str, str]:
@@ -159,7 +164,7 @@ def provenance(results: Results) -> dict[str, str]:
     git = git_state(Path(__file__).parent)
     found = {
         "experiment": results.part.experiment,
-        "commit": f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ''}",
+        "commit of this report": f"{git['commit']}{' with uncommitted changes' if git['dirty'] else ', clean tree'}",
         "python": platform.python_version(),
         "packages": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
     }
@@ -172,15 +177,37 @@ def provenance(results: Results) -> dict[str, str]:
         if name.startswith("data:"):
             found[f"text of {name[5:]}"] = _corpus(manifest.slice, manifest.facts)
     for task, facts in sorted(results.facts("items").get("tasks", {}).items()):
-        found[f"items of {task}"] = f"{facts['source']}, {facts['n']} items, {facts.get('origin')}, {facts['sha256']}"
+        seen = ", ".join(str(n) for n in evaluated(results, task)) or "none"
+        found[f"items of {task}"] = (
+            f"{facts['source']}, {facts['n']} items in the file, {seen} of them evaluated, {facts.get('origin')}, "
+            f"{facts['sha256']}"
+        )
+    found |= _others(results)
     found["generated"] = generated(results, results.facts("items").get("tasks", {}), tuned=True)
     found["contamination"] = contamination(results)
     return {name: text for name, text in found.items() if text}
 
 
+def _others(results: Results) -> dict[str, str]:
+    """RULER's items and relation composition's examples."""
+    found = {}
+    for name, manifest in sorted(results.inputs.items(), key=lambda item: (len(item[0]), item[0])):
+        kind, _, rest = name.partition(":")
+        if kind == "ruler":
+            tasks = manifest.facts.get("tasks", {}).items()
+            found[f"RULER at {rest} tokens"] = "; ".join(
+                f"{t}: {x['n']} items, {WORDS.get(x['source'], x['source'])}, {x['sha256'][:12]}" for t, x in tasks
+            )
+        elif kind == "synthetic_data":
+            found[f"examples of {rest}"] = "; ".join(f"{n} {e.sha256[:12]}" for n, e in sorted(manifest.files.items()))
+    return found
+
+
 def _corpus(part: dict[str, Any], facts: dict[str, Any]) -> str:
     sources = part.get("data", {}).get("sources", [])
     names = "; ".join(" ".join(f"{k}={json.dumps(v)}" for k, v in s.items() if v not in (None, 1.0)) for s in sources)
+    if any(source.get("kind") == "book" for source in sources):
+        names += " (the King James Bible, public domain)"
     return f"{names}; sha256 {facts.get('corpus_sha256', 'unknown')}"
 
 
