@@ -112,11 +112,20 @@ def _item(item: Item) -> str:
 def _text(text: str) -> str:
     """A text, its start alone if it is long, with the whole behind a fold."""
     clean = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    if not clean.strip():
+        return f"<pre>{_blank(clean)}</pre>"
     if len(clean) <= SHOWN:
-        return f"<pre>{html.escape(clean) or '(empty)'}</pre>"
+        return f"<pre>{html.escape(clean)}</pre>"
     whole = clean if len(clean) <= WHOLE else f"{clean[: WHOLE // 2]}\n[…]\n{clean[-WHOLE // 2 :]}"
     start = f"<pre>{html.escape(clean[:SHOWN])}…</pre>"
     return f"{start}<details><summary>all {len(clean):,} characters</summary><pre>{html.escape(whole)}</pre></details>"
+
+
+def _blank(text: str) -> str:
+    """What a text without letters consists of."""
+    kinds = {" ": "spaces", "\n": "line breaks", "\t": "tabs"}
+    counts = [f"{text.count(c)} {name}" for c, name in kinds.items() if c in text]
+    return f"({', '.join(counts) or 'empty'})"
 
 
 def _card(variant: str, answer: dict[str, Any]) -> str:
