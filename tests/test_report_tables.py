@@ -159,7 +159,7 @@ def test_contamination_is_printed_or_said_to_be_unknown(tmp_path):
     hits = [{"item": "gsm8k/1"}, {"item": "gsm8k/1"}, {"item": "mbpp/2"}]
     facts = {"checked": 30, "too_short": 2, "hits": hits, "n_words": 13}
     world.inputs["contamination:pretrain"] = manifest("contamination", facts)
-    said = "of 30 items, these share 13 words in a row with the training text: pretrain 2; 2 are too short"
+    said = "of all 30 items in the files (not only those evaluated), these share 13 words in a row with the training text: pretrain 2; 2 are too short"
     assert any(said in note for note in grid(world).footnotes)
 
 

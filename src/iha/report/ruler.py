@@ -164,10 +164,11 @@ def _notes(results: Results, numbers: Ruler) -> list[str]:
     scores = [score for by in ruled.values() for score in by.values() if score.value is not None]
     own = ""
     if scores:
-        sources = " and ".join(sorted({score.source for score in scores}))
+        other = sorted({m.task for m, by in ruled.items() if any(s.source != "real" for s in by.values())})
+        sources = f" ({', '.join(other)} with another text than RULER's as haystack)" if other else ""
         own = (
             f"Means over {' or '.join(map(str, counts))} of RULER's 13 tasks ({', '.join(tasks)}), "
-            f"{min(score.n for score in scores)} items per task and length, {sources}; score: share of the wanted "
+            f"{min(score.n for score in scores)} items per task and length{sources}; score: share of the wanted "
             "strings found in the answer."
         )
     gains = ", ".join(f"{gain:+.0f}% at {n}" for n, gain in paper().multikey_gain.items())

@@ -85,10 +85,27 @@ def _main_grid(results: Results, table: str, block: Block, ranks: dict[str, floa
         rows.append((name, *_row(table, block, v, notes), average))
     reading = READING.format(reference=display(results.part.reference))
     clashes = [f"Measured twice, first kept: {text}." for text in results.clashes]
-    able = [text for text in [power(block.reaches, TESTS)] if text]
+    able = [text for text in (power(block.reaches, TESTS), _answers(results, block)) if text]
     footnotes = (*notes.texts, *able, reading, INTERVALS, contamination(results), *clashes, *published.notes)
     header = ("variant", *(c.label for c in block.columns), "avg rank")
     return Grid(table, caption(results, TITLES[table], _origin(results, block)), header, tuple(rows), footnotes)
+
+
+def _answers(results: Results, block: Block) -> str:
+    """Answers per item behind each metric, and why a majority vote may give a share of an item."""
+    model = block.columns[0].model
+    settings = [
+        m.facts.get("settings", {})
+        for n, m in results.inputs.items()
+        if n.startswith("eval:") and n.endswith(f":{model}")
+    ]
+    drawn = sorted({x["samples"] for x in settings if "samples" in x})
+    said = [f"P@k and Maj@k: from {' or '.join(map(str, drawn))} sampled answers per item."] if drawn else []
+    if any(column.metric.startswith("maj") for column in block.columns):
+        said.append(
+            "Maj@k: ties share the credit, so an item may count in part; an answer that cannot be read never wins."
+        )
+    return " ".join(said)
 
 
 def _companion_grid(results: Results, name: str, block: Block) -> Grid:
