@@ -84,6 +84,6 @@ def test_it_reads_on_a_phone_and_in_the_dark(browser, tmp_path, width, dark):
 
 
 def test_answers_open(browser):
-    opened = "(() => { const d = document.querySelector('details'); d.open = true; return d.querySelector('.cards pre').innerText })()"
+    opened = "(() => { const d = document.querySelector('details:has(.cards)'); d.open = true; return d.querySelector('.cards pre').innerText })()"
     assert browser.ask("document.querySelectorAll('details').length") >= 2
     assert "answer of global" in browser.ask(opened)
