@@ -9,10 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iha import native
-from iha.attention import folded
+from iha.attention import Frame, folded
 from iha.attention.kernels import attend, banded, decode, dispatch
 from iha.attention.masks import Mask
+from iha.attention.mha import MultiHeadAttention
 from iha.rope import Rope
+from iha.variants.base import Geometry
+from iha.variants.global_local import GlobalLocalSpec
 
 CASES = st.fixed_dictionaries(
     {
@@ -24,7 +27,7 @@ CASES = st.fixed_dictionaries(
         "token_causal": st.booleans(),
         "pad": st.booleans(),
         "documents": st.booleans(),
-        "wide": st.booleans(),
+        "value_width": st.sampled_from([8, 12, 7]),
         "seed": st.integers(0, 9),
     }
 )
@@ -37,9 +40,8 @@ def setup(case):
     pad = torch.randint(0, n, (b,)) if case["pad"] else None
     documents = torch.randint(0, 2, (b, n)).cumsum(1) if case["documents"] else None
     shape = (b, case["heads"], n * p, 8)
-    q, k, v = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    if case["wide"]:
-        v = torch.randn(b, case["heads"], n * p, 12, dtype=torch.float64, requires_grad=True)
+    shapes = (shape, shape, (*shape[:3], case["value_width"]))
+    q, k, v = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
     window = None if case["window"] is None else case["window"] * p
     group = p if case["token_causal"] else 1
     mask = Mask(n * p, n * p, window, group, p, 0, pad, documents)
@@ -78,11 +80,38 @@ def test_backend_equals_formula(backend, case):
     compare(case, backend)
 
 
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "banded", "auto"])
+@pytest.mark.parametrize("value_width", [7, 8, 3, 1, 9, 16])
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_of_any_width_with_and_without_a_cache(backend, value_width, window, padded, dtype):
+    """Whole, and as prefill, a chunk on the cache and decode steps."""
+    torch.manual_seed(0)
+    geometry, rope, n = Geometry(16, 1, 2, 64), Rope(8, 1e4), 45
+    spec = GlobalLocalSpec(kind="global_local", window=window or 64, period=2)
+    layer = MultiHeadAttention(spec, geometry, 0, backend)
+    q, k, v = (torch.randn(2, n, 2, width, dtype=torch.float64) for width in (8, 8, value_width))
+    pad = torch.tensor([0, 5]) if padded else None
+    seen = rows_apart(visible(n, 1, window, False), None if pad is None else pad.tolist(), None, 1)
+    want = softmax_attention(*(x.transpose(1, 2) for x in (q, k, v)), seen, layer.scale).transpose(1, 2)
+    for pieces in ([n], [20, 22, 1, 2]):
+        cache = None if pieces == [n] else layer.new_cache(None, "pseudo")
+        got, start = [], 0
+        for length in pieces:
+            part = [x[:, start : start + length].to(dtype) for x in (q, k, v)]
+            got.append(layer.attend(*part, Frame(length, rope, q.device, start=start, pad=pad), cache))
+            start += length
+        torch.testing.assert_close(
+            torch.cat(got, 1).double(), want, rtol=0, atol=2e-6 if dtype.itemsize == 4 else 1e-12
+        )
+
+
 STEPS = st.fixed_dictionaries(
     {
         "batch": st.integers(1, 3),
         "heads": st.sampled_from([(1, 1), (4, 4), (4, 2)]),
-        "widths": st.sampled_from([(8, 8), (40, 40), (64, 64), (96, 200)]),
+        "widths": st.sampled_from([(8, 8), (40, 40), (64, 64), (96, 200), (40, 16)]),
         "tokens": st.sampled_from([2, 9, 33, 70]),
         "new": st.integers(1, 3),
         "per_token": st.sampled_from([1, 2, 3]),

@@ -25,10 +25,10 @@ def eager_flex(monkeypatch):
 @settings(QUICK, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES)
 def test_flex_forward_equals_formula(eager_flex, case):
-    q, k, v, mask, seen = setup(case | {"wide": False})
+    q, k, v, mask, seen = setup(case)
     q, k, v = (x.detach() for x in (q, k, v))
     with torch.no_grad():
-        got = flex.attend(q, k, v, mask, 0.3)
+        got = attend(q, k, v, mask, 0.3, "flex")
     torch.testing.assert_close(got, oracle.softmax_attention(q, k, v, seen, 0.3), rtol=0, atol=1e-6)
 
 
@@ -74,7 +74,7 @@ def fake_flash(q, k, v, bounds, longest, window, scale):
 @QUICK
 @given(case=CASES)
 def test_flash_segments_and_window_mean_the_mask(case):
-    q, k, v, mask, seen = setup(case | {"wide": False, "token_causal": False})
+    q, k, v, mask, seen = setup(case | {"token_causal": False})
     old, flash._kernel = flash._kernel, lambda: fake_flash
     try:
         got = attend(q, k, v, mask, 0.3, "flash")

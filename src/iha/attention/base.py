@@ -63,7 +63,10 @@ class Attention(nn.Module, ABC, Generic[S]):
         return out
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: LayerCache | None) -> Tensor:
-        """Attention of q (B, L, H, d) on k (B, L, H, d) and v (B, L, Hv, dv) and the cache; returns (B, L, H, dv)."""
+        """Attention of q (B, L, H, d) on k (B, L, H, d) and v (B, L, Hv, dv) and the cache; returns (B, L, H, dv).
+
+        Hv divides H; dv may be less or more than d. Scores are scaled by `self.scale`, d ** -0.5 of a plain head.
+        """
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(k, v)

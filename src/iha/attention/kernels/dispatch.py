@@ -23,7 +23,7 @@ MERGE_FROM = 1024
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, backend: str = "auto") -> Tensor:
     """Causal attention of (B, H, queries, d) on (B, H, keys, d) keys and (B, Hv, keys, dv) values.
 
-    Hv divides H (consecutive heads share a value); dv may exceed d.
+    Hv divides H (consecutive heads share a value); dv may be less or more than d.
 
     Returns:
         (B, H, queries, dv).
@@ -34,13 +34,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, backend: s
         if backend == "auto" and decode.usable(q, k, v, mask):
             return decode.attend(q, k, v, mask, scale)
         return _few(q, k, v, mask, scale)
-    width = v.shape[-1]
-    if width > q.shape[-1]:
-        q, k = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k))
+    value_width, width = v.shape[-1], max(q.shape[-1], v.shape[-1])
+    q, k, v = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     if v.shape[1] != q.shape[1]:
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     kernel = KERNELS[choose(q.device.type, backend)]
-    return kernel(q, k, v, mask, scale)
+    out = kernel(q, k, v, mask, scale)
+    return out if value_width == width else out[..., :value_width]
 
 
 def choose(device: str, backend: str) -> str:
