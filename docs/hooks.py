@@ -1,6 +1,7 @@
 """MkDocs hook: parts of the reference are made from the code that they describe.
 
 A line `<!-- made: NAME -->` in a page is replaced: NAME is a key of `MAKERS` or one of the Markdown files at the root.
+A link to a file of code keeps its words only: it leads there where the page is read in the repository, not on the site.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from iha.variants.base import BUILTIN, known_kinds
 
 ROOT = Path(__file__).parents[1]
 MADE = re.compile(r"^<!-- made: (\S+) -->$", re.M)
+CODE_LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:tests|src)/[^)]+\)")
 #: Columns of the help texts.
 WIDTH = "100"
 #: Relations that pydantic keeps as metadata of a field.
@@ -36,7 +38,7 @@ JOINED = {tuple: "list of {}", dict: "{} → {}"}
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by MkDocs for each page."""
-    return MADE.sub(lambda found: made(found[1]), markdown)
+    return MADE.sub(lambda found: made(found[1]), CODE_LINK.sub(r"\1", markdown))
 
 
 def made(name: str) -> str:
