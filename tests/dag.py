@@ -18,7 +18,7 @@ def checkout(folder: Path) -> Path:
     """A copy of what Snakemake reads, so that runs, locks and edits stay in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / "Snakefile", folder)
-    for name in ("workflow", "configs"):
+    for name in ("workflow", "configs", "profiles"):
         shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
     shutil.copy(MICRO, folder / "micro.yaml")
     return folder

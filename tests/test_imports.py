@@ -28,9 +28,9 @@ LAYERS = (
     {"config"},
     {"configevals"},
     {"configdata", "configplan", "configsynthetic", "configseparation"},
-    {"configbase", "variants", "provenance"},
+    {"configbase", "locks", "provenance", "variants"},
     {"manifest", "yamlio", "tensors"},
-    {"locks", "launch"},
+    {"launch"},
     {"commands", "errors", "faults", "process", "progress", "text"},
 )
 #: What plans the workflow starts in half a second, which it could not with torch.

@@ -1,23 +1,23 @@
 """What Snakemake leaves behind when its process is killed.
 
 Snakemake leaves its lock behind when it is killed with SIGKILL and then refuses to start. The lock is removed here
-only if the process that took it is known to be dead on this very machine; in every other case Snakemake's own
-message, which names `snakemake --unlock`, stands (SNK-12).
-
-With the lock go outputs of jobs that ended unnoticed: Snakemake has marked them incomplete and would stop (SNK-06),
-and without its record of their parameters it would not see a change of them.
+only if the process that took it is known to be dead on this very machine, and locks of other workflows in the same
+folder are left alone; in every other case Snakemake's own message, which names `snakemake --unlock`, stands (SNK-12).
+Outputs of jobs that ended unnoticed are made again by `rerun-incomplete` of the workflow's profile (SNK-06).
 """
 
 from __future__ import annotations
 
-import base64
+import atexit
 import json
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from iha.manifest import write_json
 
 
 def _started(pid: int) -> str | None:
@@ -35,44 +35,54 @@ def _boot() -> str:
         return "unknown"
 
 
-def claim(folder: Path) -> None:
-    """Record this process as the one that holds the lock in `folder` (.snakemake)."""
-    pid = os.getpid()
-    owner = {"host": socket.gethostname(), "boot": _boot(), "pid": pid, "started": _started(pid)}
-    temporary = folder / f".controller.{pid}"
-    temporary.write_text(json.dumps(owner))
-    temporary.replace(folder / "controller.json")
-
-
-def release_stale_lock(folder: Path) -> bool:
-    """Remove the lock in `folder` if its recorded owner died on this machine; True if one was removed.
-
-    Outputs that the owner left marked incomplete are removed with it, so that they are made again.
-    """
-    locks = folder / "locks"
-    try:
-        owner = json.loads((folder / "controller.json").read_text())
-    except (OSError, ValueError):
-        return False
-    same_machine = owner.get("host") == socket.gethostname() and owner.get("boot") == _boot()
-    alive = _started(int(owner.get("pid", -1))) == owner.get("started")
-    if not locks.is_dir() or not any(locks.iterdir()) or not same_machine or alive:
-        return False
-    print(f"Removing the lock left by snakemake process {owner['pid']}, which is gone.", file=sys.stderr)
-    for path in _incomplete(folder / "incomplete"):
-        print(f"{path}: made in that process's last moment, will be made again.", file=sys.stderr)
-        path.unlink()
-    shutil.rmtree(locks)
-    return True
-
-
-def _incomplete(folder: Path) -> Iterator[Path]:
-    """Outputs marked incomplete that exist; a marker's name is the output's in base64, cut into folders `@...`."""
-    for marker in sorted(p for p in folder.rglob("*") if p.is_file()):
-        text = "".join(part.removeprefix("@") for part in marker.relative_to(folder).parts)
+def _records(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Who holds locks in `folder`, by file; those that cannot be read are nobody's."""
+    for path in sorted((folder / "controllers").glob("*.json")):
         try:
-            path = Path(base64.urlsafe_b64decode(text).decode())
-        except ValueError:
+            yield path, json.loads(path.read_text())
+        except (OSError, ValueError):
             continue
-        if path.is_file():
-            yield path
+
+
+def _dead(owner: dict[str, Any]) -> bool:
+    """Whether the process was of this machine, and is gone."""
+    here = owner.get("host") == socket.gethostname() and owner.get("boot") == _boot()
+    return here and _started(int(owner.get("pid", -1))) != owner.get("started")
+
+
+def _held(folder: Path) -> set[str]:
+    """Names of lock files whose owners are not known to be dead."""
+    return {name for _, owner in _records(folder) if not _dead(owner) for name in owner.get("locks", ())}
+
+
+def claim(folder: Path) -> None:
+    """Record this process as the one that took the locks in `folder` (.snakemake) that no other process holds.
+
+    The record goes when the process ends in any way but SIGKILL.
+    """
+    pid, locks = os.getpid(), folder / "locks"
+    mine = {path.name for path in locks.glob("*")} - _held(folder)
+    record = folder / "controllers" / f"{socket.gethostname()}-{pid}.json"
+    owner = {"host": socket.gethostname(), "boot": _boot(), "pid": pid, "started": _started(pid)}
+    write_json(record, {**owner, "locks": sorted(mine)})
+
+    def withdraw() -> None:
+        if os.getpid() == pid:
+            record.unlink(missing_ok=True)
+
+    atexit.register(withdraw)
+
+
+def release_stale_locks(folder: Path) -> bool:
+    """Remove the locks in `folder` whose recorded owners died on this machine; True if one was removed."""
+    held, removed = _held(folder), False
+    for record, owner in _records(folder):
+        if not _dead(owner):
+            continue
+        stale = [folder / "locks" / name for name in owner.get("locks", ()) if name not in held]
+        if any(path.exists() for path in stale):
+            print(f"Removing the lock left by snakemake process {owner['pid']}, which is gone.", file=sys.stderr)
+            removed = True
+        for path in (*stale, record):
+            path.unlink(missing_ok=True)
+    return removed

@@ -11,7 +11,7 @@ from pathlib import Path
 from iha import dag, preflight
 from iha.configcheck import load_config
 from iha.errors import ConfigError
-from iha.locks import claim, release_stale_lock
+from iha.locks import claim, release_stale_locks
 from iha.manifest import write_json
 from iha.provenance import code_fingerprint, load_summaries, save_summaries
 from iha.slices import MODEL_STAGES, SPLITS
@@ -58,7 +58,7 @@ wildcard_constraints:
 
 
 if workflow.is_main_process:
-    release_stale_lock(Path(".snakemake"))
+    release_stale_locks(Path(".snakemake"))
 
 
 # The report prices the run from its whole configuration, which is no rerun key of the report.
