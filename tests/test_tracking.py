@@ -263,6 +263,19 @@ def test_a_long_run_is_seen_while_it_runs(store, tmp_path):
     assert history["system/process_memory_mib"][0][1] > 1
 
 
+def test_a_run_is_seen_from_whatever_folder_the_process_is_in(store, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(Path(store.removeprefix("sqlite:///")).parent)
+    tracker = start(Path("moved/metrics.jsonl"), "sqlite:///mlflow.db", stage="moved", live_after=0.0, period=0.05)
+    monkeypatch.chdir(tmp_path)
+    tracker.log(0, loss=5.0)
+    deadline = time.monotonic() + 60
+    while tracker.run_id is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    tracker.finish()
+    assert read_history(client_for(store), tracker.run_id)["loss"] == [(0, 5.0)]
+    assert not caplog.records and not list(tmp_path.iterdir())
+
+
 def test_runs_are_nested_and_carry_params_and_tags(store, tmp_path):
     params = {"recipe": {"lr": 0.1, "betas": [0.9, 0.95]}, "slice": "x" * 7000}
     with start(tmp_path / "metrics.jsonl", stage="tagged", params=params) as tracker:

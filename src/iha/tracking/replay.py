@@ -9,7 +9,7 @@ from typing import Any
 from iha.errors import DataError
 from iha.manifest import write_json
 from iha.tracking.journal import RunInfo, decode, read_events, read_run, span
-from iha.tracking.store import CONTAINER, client_for, find_or_create, locked
+from iha.tracking.store import CONTAINER, anchored, client_for, find_or_create, locked
 
 #: Longer parameter values become artifacts (MLflow refuses above 6000 characters).
 LONGEST_PARAM = 500
@@ -20,11 +20,12 @@ BATCH_METRICS, BATCH_PARAMS = 1000, 100
 class Replay:
     """Carries one journal to MLflow from where the last carrier stopped; a lock keeps it the only one."""
 
-    def __init__(self, uri: str, jsonl: Path) -> None:
+    def __init__(self, uri: str, jsonl: Path, folder: Path | None = None) -> None:
+        """`folder`: what a relative database is below; None: the current folder, whichever that is."""
         self.jsonl = jsonl
         self.run_id: str | None = None
         self._uri = uri
-        self._client = client_for(uri)
+        self._client = client_for(uri if folder is None else anchored(uri, folder))
         self._state_path = jsonl.with_suffix(".mlflow.json")
         self._lock = locked(jsonl.with_suffix(".mlflow.lock"), wait=False)
         self.owned = self._lock.__enter__()

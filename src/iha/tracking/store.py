@@ -45,6 +45,12 @@ def database(uri: str) -> Path | None:
     return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
 
 
+def anchored(uri: str, folder: Path) -> str:
+    """The same store wherever the process goes: a relative database file is one below `folder`."""
+    file = database(uri)
+    return uri if file is None else f"{SQLITE}{folder / file}"
+
+
 def client_for(uri: str) -> Any:
     """MLflow client of an existing store; a missing sqlite file is not made anew (MLF-05).
 

@@ -34,8 +34,9 @@ class Tracker:
     def __init__(self, uri: str, info: RunInfo, jsonl: Path, live_after: float, period: float) -> None:
         self.info = info
         self.run_id: str | None = None
-        self._uri = uri
-        self._journal = Journal(jsonl)
+        # The thread must not look where the process happens to be: evaluations change their folder for a while.
+        self._uri, self._folder = uri, Path.cwd()
+        self._journal = Journal(jsonl.absolute())
         self._live_after = live_after
         self._period = period
         self._stop = threading.Event()
@@ -131,7 +132,7 @@ class Tracker:
                 if replay is None and not ended and time.monotonic() - started >= self._live_after:
                     from iha.tracking.replay import Replay
 
-                    replay = Replay(self._uri, self._journal.path)
+                    replay = Replay(self._uri, self._journal.path, self._folder)
                 if replay is not None:
                     replay.advance()
                     self.run_id = replay.run_id
