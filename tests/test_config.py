@@ -74,7 +74,7 @@ BAD = {
     f"variants: [{GLOBAL}, {GLOBAL}]": "variants: the name 'global' stands twice; allowed: each name once",
     second("{kind: ihaa}"): "variants.mine.attention.kind is 'ihaa' (did you mean iha?); allowed: diff, global, global_local, iha, talking_heads, or package.module:Class",
     second("{}"): "variants.mine.attention.kind is None; allowed: diff, global",
-    second("{kind: 'nowhere.x:Y'}"): "variants.mine.attention.kind is 'nowhere.x:Y', which cannot be imported (No module named 'nowhere')",
+    second("{kind: 'nowhere.x:Y'}"): "variants.mine.attention.kind is 'nowhere.x:Y', which cannot be imported (No module named 'nowhere'); allowed: diff, global, global_local, iha, talking_heads, or package.module:Class (a file beside the Snakefile is found after export PYTHONPATH=.)",
     second("{kind: 'iha.config:None_'}"): "variants.mine.attention.kind is 'iha.config:None_', which cannot be imported (module 'iha.config' has no",
     second("{kind: 'iha.config:Config'}"): "variants.mine.attention.kind is 'iha.config:Config'; allowed: diff,",
     second("{kind: '..x:Y'}"): "variants.mine.attention.kind is '..x:Y', which cannot be imported (",

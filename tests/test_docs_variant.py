@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -89,3 +91,40 @@ def test_a_slip_in_its_config_line_is_one_message(reader):
     raw = {"variants": [{"name": "global", "attention": {"kind": "toy_variant:ToySpec", "strat": 0.5}}]}
     with pytest.raises(ConfigError, match="did you mean start"):
         parse_config(raw)
+
+
+SLIPS = {
+    "toy_varaint:ToyAttention": "does not exist",
+    "toy_variant:ToyAttentoin": "does not exist",
+    "iha.attention.mah:Mha": "does not exist",
+    "toy_variant": "does not exist",
+    ".x:Y": "cannot be found (no package specified",
+}
+
+
+@pytest.mark.parametrize("path", SLIPS)
+def test_a_slip_in_the_path_of_its_torch_class_is_found_before_anything_runs(attention, path, monkeypatch):
+    monkeypatch.setattr(type(attention), "module", path)
+    kinds = {"global": "global", "toy": "toy_variant:ToySpec"}
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"variants": [{"name": name, "attention": {"kind": kind}} for name, kind in kinds.items()]})
+    start = (
+        f"config: variants.toy.attention.kind is 'toy_variant:ToySpec', whose module is {path!r}, which {SLIPS[path]}"
+    )
+    assert str(caught.value).startswith(start)
+    assert "; allowed: package.module:Class of the torch class, set as `module` in toy_variant" in str(caught.value)
+
+
+def test_its_torch_class_is_looked_for_without_torch(tmp_path):
+    (tmp_path / "light.py").write_text(
+        "from typing import ClassVar, Literal\nfrom iha.variants.global_ import GlobalSpec\n"
+        "class Light(GlobalSpec):\n"
+        "    kind: Literal['light:Light']\n    module: ClassVar[str] = 'iha.attention.mha:MultiHeadAttention'\n"
+    )
+    code = (
+        "import sys; from iha.configcheck import parse_config\n"
+        "kinds = {'global': 'global', 'light': 'light:Light'}\n"
+        "parse_config({'variants': [{'name': n, 'attention': {'kind': k}} for n, k in kinds.items()]})\n"
+        "assert 'light' in sys.modules and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -30,6 +31,7 @@ from iha.configevals import REASONING_TASKS, RULER_TASKS, EvalConfig, ItemSource
 from iha.configplan import PlanConfig
 from iha.configseparation import SeparationConfig
 from iha.configsynthetic import SyntheticConfig
+from iha.provenance import find_module
 from iha.variants.base import AttentionSpec, Geometry, known_kinds, spec_class
 
 __all__ = [
@@ -104,6 +106,10 @@ class Variant(Frozen):
         return {**data, "attention": _spec(raw.get("kind")).model_validate_json(json.dumps(raw))}
 
 
+#: Why a file that is there may not be found.
+BESIDE = "a file beside the Snakefile is found after export PYTHONPATH=."
+
+
 def _spec(kind: Any) -> type[AttentionSpec]:
     """The class of a kind.
 
@@ -119,11 +125,35 @@ def _spec(kind: Any) -> type[AttentionSpec]:
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"attention.kind is {kind!r}{hint}; {allowed}") from None
     except Exception as error:  # importing runs code that is not ours
-        raise ValueError(f"attention.kind is {kind!r}, which cannot be imported ({error}); {allowed}") from error
+        why = f"attention.kind is {kind!r}, which cannot be imported ({error}); {allowed}"
+        absent = isinstance(error, ModuleNotFoundError) and f"{kind}.".replace(":", ".").startswith(f"{error.name}.")
+        raise ValueError(f"{why} ({BESIDE})" if absent else why) from error
     if spec.__abstractmethods__:
         missing = ", ".join(sorted(spec.__abstractmethods__))
         raise ValueError(f"attention.kind is {kind!r}, which does not define {missing}; {allowed}")
+    if ":" in str(kind):
+        _check_module(str(kind), spec)
     return spec
+
+
+def _check_module(kind: str, spec: type[AttentionSpec]) -> None:
+    """Whether the torch module of a spec from outside can be found; it is not imported.
+
+    Raises:
+        ValueError: it cannot, or it is loaded already and has no such class.
+    """
+    path = getattr(spec, "module", None)
+    name, _, attribute = str(path).partition(":")
+    loaded, why = sys.modules.get(name), "does not exist"
+    try:
+        there = hasattr(loaded, attribute) if loaded else bool(attribute and find_module(name))
+    except Exception as error:  # to find a module is to run its package, code that is not ours
+        there, why = False, f"cannot be found ({error})"
+    if not there:
+        raise ValueError(
+            f"attention.kind is {kind!r}, whose module is {path!r}, which {why}; allowed: package.module:Class of the "
+            f"torch class, set as `module` in {spec.__module__} ({BESIDE})"
+        )
 
 
 class Recipe(Frozen):

@@ -38,7 +38,7 @@ _USED: set[str] = set()
 
 
 @cache
-def _find(module: str, root: Path) -> tuple[Path, bool] | None:
+def find_module(module: str, root: Path = ROOT) -> tuple[Path, bool] | None:
     """File of a module and whether it is a package; None if there is no such module in the package it names."""
     if module.partition(".")[0] != root.name:
         return _find_outside(module)
@@ -66,11 +66,11 @@ def _parsed(module: str, root: Path, inside: frozenset[str]) -> tuple[str, tuple
     Raises:
         ModuleNotFoundError: an entry module does not exist.
     """
-    found = _find(module, root)
+    found = find_module(module, root)
     if found is None:
         raise ModuleNotFoundError(module)
     digest, named = _summary(found[0].read_bytes(), module if found[1] else module.rpartition(".")[0])
-    return digest, tuple(n for n in named if n.partition(".")[0] in inside and _find(n, root))
+    return digest, tuple(n for n in named if n.partition(".")[0] in inside and find_module(n, root))
 
 
 def _summary(source: bytes, package: str) -> tuple[str, list[str]]:
