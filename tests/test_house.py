@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted(p for folder in ("src", "benchmarks", "docs", "tests", "workflow") for p in (ROOT / folder).rglob("*.py"))
+FILES = sorted(
+    p for folder in ("src", "benchmarks", "docs", "tests", "workflow") for p in (ROOT / folder).rglob("*.py")
+)
 LINES, FUNCTION = 400, 60
 
 

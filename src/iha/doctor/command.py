@@ -28,6 +28,9 @@ def run(args: argparse.Namespace) -> None:
     config = load_config(args.config) if args.config else Config()
     profile = site.read_profile(args.profile, config.scale)
     found = []
+    if not args.json:
+        named = args.config or "the paper's values (another: --config FILE)"
+        print(f"Checking for {named}, experiment {config.experiment}, profile {args.profile}", flush=True)
     for outcome in outcomes(config, profile, args):
         found.append(outcome)
         if not args.json:
