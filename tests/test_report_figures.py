@@ -110,9 +110,7 @@ def test_a_ruler_question_comes_from_its_items(tmp_path):
     for v in world.variants:
         lines = [row("ruler", "official", 0.0, task="vt", length=512)]
         world.evaluate(v, 1, "ruler", "long", lines, {("ruler", "official"): [0.0, 1.0]}, task="vt", length=512)
-    items = [
-        {"index": i, "input": f"Find {i}.", "answer_prefix": " Answer:", "outputs": ["a", "b"]} for i in range(2)
-    ]
+    items = [{"index": i, "input": f"Find {i}.", "answer_prefix": " Answer:", "outputs": ["a", "b"]} for i in range(2)]
     path = tmp_path / "ruler/512/vt.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text("".join(f"{json.dumps(item)}\n" for item in items))
