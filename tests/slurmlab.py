@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def cluster():
     yield found
     end_heads()
     found.close()
+
+
+def job(**resources):
+    """A job as the plugin gets it from Snakemake."""
+    rule = types.SimpleNamespace(name="train", shellcmd="x", script=None, wrapper=None, notebook=None)
+    return types.SimpleNamespace(
+        name="train", rule=rule, resources=resources, threads=4, wildcards_dict={"v": "iha", "seed": "1"},
+        is_group=lambda: False, log=[],
+    )  # fmt: skip
 
 
 #: A workflow of one training, which leaves the time limit, the end of the command and a parameter open.

@@ -7,13 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import types
 import zipfile
 from pathlib import Path
 
 import pytest
 import snakemake.common.tests
-from slurmlab import Toy, wait_for
+from slurmlab import Toy, job, wait_for
 from snakemake_interface_common.exceptions import WorkflowError
 
 from iha.provenance import git_state
@@ -47,14 +46,6 @@ class TestOfficialDebug(_Official):
 
     def get_executor_settings(self):
         return ExecutorSettings(cluster="debug", poll=0.2)
-
-
-def job(**resources):
-    rule = types.SimpleNamespace(name="train", shellcmd="x", script=None, wrapper=None, notebook=None)
-    return types.SimpleNamespace(
-        name="train", rule=rule, resources=resources, threads=4, wildcards_dict={"v": "iha", "seed": "1"},
-        is_group=lambda: False, log=[],
-    )  # fmt: skip
 
 
 def options(settings=None, **resources):

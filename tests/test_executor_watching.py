@@ -6,6 +6,7 @@ import pickle
 import types
 
 import pytest
+from slurmlab import job
 
 from snakemake_executor_plugin_submitit import ExecutorSettings, backend, failure, slurm
 from snakemake_executor_plugin_submitit.executor import Executor
@@ -13,14 +14,6 @@ from snakemake_executor_plugin_submitit.keys import Key
 from snakemake_executor_plugin_submitit.request import request
 
 KEY = "smk-0123456789ab-0123456789ab-01234567"
-
-
-def job(**resources):
-    rule = types.SimpleNamespace(name="train", shellcmd="x", script=None, wrapper=None, notebook=None)
-    return types.SimpleNamespace(
-        name="train", rule=rule, resources=resources, threads=4, wildcards_dict={"v": "iha", "seed": "1"},
-        is_group=lambda: False, log=[],
-    )  # fmt: skip
 
 
 class Scheduler:
