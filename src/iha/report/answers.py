@@ -9,6 +9,7 @@ from typing import Any
 
 from iha.report.collect import Results, read_lines
 from iha.report.format import BENCHMARKS, display
+from iha.report.render import fold
 from iha.report.section import Findings, Section
 
 #: Characters of a text that are shown at once, and of one that is unfolded (RULER's fill whole contexts).
@@ -118,7 +119,7 @@ def _text(text: str) -> str:
         return f"<pre>{html.escape(clean)}</pre>"
     whole = clean if len(clean) <= WHOLE else f"{clean[: WHOLE // 2]}\n[…]\n{clean[-WHOLE // 2 :]}"
     start = f"<pre>{html.escape(clean[:SHOWN])}…</pre>"
-    return f"{start}<details><summary>all {len(clean):,} characters</summary><pre>{html.escape(whole)}</pre></details>"
+    return start + fold(f"all {len(clean):,} characters", whole)
 
 
 def _blank(text: str) -> str:

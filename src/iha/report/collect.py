@@ -12,7 +12,11 @@ from typing import Any
 
 from iha.manifest import Manifest
 from iha.report.records import ItemScores, Metric, Score, TrainRun
-from iha.slices import ReportSlice
+from iha.slices import ReportSlice, TrainStage
+from iha.tracking.journal import read_metrics
+
+#: Metrics of a training that are drawn; the others of a long journal are not kept.
+CURVES = ("loss", "step_seconds")
 
 
 class Results:
@@ -33,6 +37,7 @@ class Results:
             if name.startswith("eval:"):
                 self._add_evaluation(name, manifest)
         self.item_scores = cache(self._item_scores)
+        self.journal = cache(self._journal)
 
     def facts(self, name: str) -> dict[str, Any]:
         """Facts of an input, empty if there is none."""
@@ -90,6 +95,17 @@ class Results:
             digests=facts.get("data_digests") or {},
             journal=(PurePosixPath(facts["model"]).parent / "metrics.jsonl").as_posix(),
         )
+
+    def trained(self, stage: TrainStage) -> list[TrainRun]:
+        """Every run of a stage that is among the inputs."""
+        runs = (self.train(v, seed, stage) for v in self.part.variants for seed in self.part.seeds)
+        return [run for run in runs if run is not None]
+
+    def _journal(self, variant: str, seed: int, stage: str) -> dict[str, list[tuple[int, float]]]:
+        """Losses and seconds of one training by step, as its journal has them; empty without a run or journal."""
+        run = self.train(variant, seed, stage)
+        found = read_metrics(self.state / run.journal) if run is not None else {}
+        return {name: found[name] for name in CURVES if name in found}
 
 
 def measured(value: Any) -> float | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from iha.report.collect import Results
 from iha.report.figures import legend_below, pyplot, runs, save, smooth
 from iha.report.format import SCALE_LABELS, big
-from iha.tracking.journal import read_metrics
 
 AXES = ("training FLOPs", "tokens", "seconds in training steps")
 
@@ -19,7 +18,7 @@ def cost_curves(results: Results, variant: str, seed: int, stage: str = "pretrai
     Seconds are the sum of step times: a run that was stopped and resumed does not pay for the pause.
     """
     run = results.train(variant, seed, stage)
-    metrics = read_metrics(results.state / run.journal) if run is not None else {}
+    metrics = results.journal(variant, seed, stage)
     loss = {step: value for step, value in metrics.get("loss", []) if run is not None and step <= run.steps}
     if run is None or not loss:
         return [[], [], []]

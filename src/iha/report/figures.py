@@ -13,7 +13,6 @@ from iha.report.format import SCALE_LABELS, display
 from iha.report.paper import paper
 from iha.report.ruler import BySeed, Ruler
 from iha.slices import SPLITS
-from iha.tracking.journal import read_metrics
 
 #: Colours that colour-blind readers tell apart (Okabe and Ito), one per variant in the order of the config.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#999999")
@@ -152,8 +151,7 @@ def curve(results: Results, variant: str, seed: int, stage: str) -> list[tuple[i
     run = results.train(variant, seed, stage)
     if run is None:
         return []
-    points = read_metrics(results.state / run.journal).get("loss", [])
-    return [(step, loss) for step, loss in points if step <= run.steps]
+    return [(step, loss) for step, loss in results.journal(variant, seed, stage).get("loss", []) if step <= run.steps]
 
 
 def smooth(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -81,7 +81,12 @@ def _names(grid: Grid) -> str:
         return ""
     told = "\n".join(f"{' | '.join(rows)} : {' | '.join(columns)}" for columns, rows in lines.items())
     text = f"TABLE:ROW:COLUMN, rows before the colon, columns after it, in the order of the table.\n{told}"
-    return f"<details><summary>Names of the cells</summary><pre>{html.escape(text)}</pre></details>\n"
+    return f"{fold('Names of the cells', text)}\n"
+
+
+def fold(title: str, text: str) -> str:
+    """A plain text behind its title."""
+    return f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>"
 
 
 def _named(tag: str, text: Text, kind: str) -> str:

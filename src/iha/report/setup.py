@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from iha.report.experiment import manifest_path
 from iha.report.format import big, display
 from iha.report.notes import STAGES
 from iha.report.page import definitions
+from iha.report.render import fold
 from iha.report.section import Findings, Section
 from iha.slices import SPLITS, TrainSlice, TrainStage
 from iha.tracking.journal import read_events
@@ -79,10 +79,10 @@ def _windows(results: Results) -> Iterator[str]:
 
 def _budget(results: Results, stage: TrainStage, run: TrainSlice) -> str:
     recipe = run.recipe
-    tokens = [r.tokens for v in results.part.variants for s in results.part.seeds if (r := results.train(v, s, stage))]
-    steps = [r.steps for v in results.part.variants for s in results.part.seeds if (r := results.train(v, s, stage))]
+    runs = results.trained(stage)
+    steps, tokens = _span([r.steps for r in runs]), _span([r.tokens for r in runs])
     return (
-        f"context {recipe.seq_len:,} tokens, batch {recipe.global_batch}, {_span(steps)} steps, {_span(tokens)} tokens "
+        f"context {recipe.seq_len:,} tokens, batch {recipe.global_batch}, {steps} steps, {tokens} tokens "
         f"by variant (see Compute), learning rate {recipe.lr:g} to {recipe.min_lr:g}, {recipe.warmup_steps} steps of "
         f"warm-up, weight decay {recipe.weight_decay:g}"
     )
@@ -113,8 +113,7 @@ def _journals(results: Results) -> dict[str, str]:
     """First and last moment, and commits, in the journals of the trainings."""
     times: list[float] = []
     commits: set[str] = set()
-    runs = (results.train(v, s, t) for v in results.part.variants for s in results.part.seeds for t in SPLITS)
-    for path in (results.state / run.journal for run in runs if run is not None):
+    for path in (results.state / run.journal for stage in SPLITS for run in results.trained(stage)):
         for _, event in read_events(path) if path.exists() else ():
             times += [event["time"]] if "time" in event else []
             tags = event.get("run", {}).get("tags", {}) if event["event"] == "start" else {}
@@ -132,14 +131,9 @@ def folds(results: Results) -> str:
     path = results.state / CONFIG
     config = yaml.safe_dump(yaml.safe_load(path.read_text()), sort_keys=False) if path.exists() else ""
     inputs = "".join(f"{manifest_path(n)}  {_code(m)}\n" for n, m in sorted(results.inputs.items()))
-    return _fold("Configuration (YAML)", config) + _fold("Inputs: manifests, and code that made them", inputs)
+    found = {"Configuration (YAML)": config, "Inputs: manifests, and code that made them": inputs}
+    return "".join(f"{fold(title, text)}\n" for title, text in found.items() if text)
 
 
 def _code(manifest: Any) -> str:
     return f"code {manifest.code}, MLflow run {manifest.run_id}" if manifest.run_id else f"code {manifest.code}"
-
-
-def _fold(title: str, text: str) -> str:
-    if not text:
-        return ""
-    return f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>\n"

@@ -58,8 +58,7 @@ def _values(results: Results, variant: str, stage: TrainStage, what: str) -> Ite
 
 def _shortest(results: Results, stage: TrainStage) -> int:
     """Steps of the shortest run of a stage, 0 without any."""
-    runs = (results.train(v, seed, stage) for v in results.part.variants for seed in results.part.seeds)
-    return min((run.steps for run in runs if run is not None), default=0)
+    return min((run.steps for run in results.trained(stage)), default=0)
 
 
 def _points(results: Results, variant: str, seed: int, stage: TrainStage, common: bool) -> list[float]:
