@@ -1,6 +1,7 @@
 """Shared by all tests: in CI a test that needs what IHA_REQUIRE names may not skip."""
 
 import os
+import signal
 
 import pytest
 from slurmlab import cluster, no_workflow_left
@@ -9,6 +10,9 @@ __all__ = ["cluster", "no_workflow_left"]
 
 # Workers of the test run share the cores; torch's spinning threads would cost more than they bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A run that a script started in the background ignores SIGINT, and so would the workflows that the tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 REQUIRED = set(filter(None, os.environ.get("IHA_REQUIRE", "").split(",")))
 #: Groups of tests that take minutes: begun last, one of them would run alone at the end.
 LONG = ("dag", "slurm", "resume")
