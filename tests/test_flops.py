@@ -231,6 +231,9 @@ class HalfSpec(AttentionSpec):
 class Unpriced(AttentionSpec):
     kind: str
     module: ClassVar[str] = "toyattention:Half"
+
+class Half:
+    pass
 """
 
 

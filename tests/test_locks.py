@@ -86,6 +86,7 @@ def test_a_reused_pid_is_not_the_owner(tmp_path, record):
     assert release_stale_locks(tmp_path)
 
 
+#: Snakemake notes that a job has begun just after it has started it; what is killed before that is not noted at all.
 WORKFLOW = """
 from pathlib import Path
 from iha.locks import claim, release_stale_locks
@@ -95,7 +96,9 @@ onstart:
     claim(Path(".snakemake"))
 rule a:
     output: "{target}"
-    shell: "echo made > {{output}}; echo ran >> runs; {end}"
+    shell:
+        "echo made > {{output}}; echo ran >> runs; "
+        "until find .snakemake/incomplete -type f | grep -q .; do sleep 0.05; done; {end}"
 """
 
 
