@@ -48,9 +48,13 @@ BAD = {
     "pretrain: {lr: .nan}": "pretrain.lr is nan; allowed: a finite number",
     "pretrain: {clip_norm: .inf}": "pretrain.clip_norm is inf; allowed: a finite number",
     "pretrain: {min_lr: 0.1}": "pretrain.min_lr is 0.1; allowed: 0 to lr, 0.0008",
+    "pretrain: {steps: 9, warmup_steps: 10}": "pretrain.warmup_steps is 10; allowed: 0 to steps, 9",
+    "tokenizer: {kind: bpe, vocab_size: 261}": "tokenizer.vocab_size is 261; allowed for kind bpe: from 262",
     "pretrain: {global_batch: 10, micro_batch: 3}": "pretrain.global_batch is 10; allowed: a multiple of micro_batch 3",
     "pretrain: {betas: [0.9]}": "pretrain.betas.1 is missing",
     "engine: {compile: yes}": "engine.compile is 'yes'; allowed: true or false",
+    "variants: [{name: a, kind: iha, pseudo_heads: 4}]": "variants.a.kind stands beside name; allowed: below attention, "
+    "as attention: {kind: iha, pseudo_heads: 4}",
     "match: flop": "match is 'flop'; allowed: 'tokens' or 'flops' (did you mean flops?)",
     "experiment: My-Run": "experiment is 'My-Run'; allowed: lower-case letters, digits and underscores, a letter first",
     "experiment: 7": "experiment is 7; allowed: text (in quotes",
@@ -165,7 +169,7 @@ def test_snk_10_equal_numbers_dump_alike(tmp_path, one, two):
 
 def test_overrides_are_merged_into_the_file_and_checked(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("pretrain: {steps: 10, global_batch: 4}\n")
+    path.write_text("pretrain: {steps: 10, warmup_steps: 5, global_batch: 4}\n")
     assert load_config(path, ["pretrain={steps: 20}"]).pretrain.steps == 20
     assert load_config(path, ["pretrain={steps: 20}"]).pretrain.global_batch == 4
     with pytest.raises(ConfigError, match=r"pretrain\.step: unknown key"):

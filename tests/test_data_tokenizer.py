@@ -7,7 +7,7 @@ from datalab import SIZE, TEXT, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iha.configdata import TokenizerConfig
+from iha.configdata import SMALLEST_BPE, TokenizerConfig
 from iha.data import tokenizer_build
 from iha.data.tokenizer import CONTROL, HEADER_START, PAD, Tokenizer, mend, pieces, token_dtype
 from iha.data.tokenizer_build import TORTURE, build
@@ -140,9 +140,10 @@ def test_training_text_stops_at_train_bytes():
     assert list(tokenizer_build.head(iter(["é" * 5, "b" * 5, "c"]), 11)) == ["é" * 5, "b" * 5]
 
 
-def test_a_vocabulary_below_the_bytes_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"tokenizer\.vocab_size: 200 .* at least 262"):
-        build(TokenizerConfig(kind="bpe", vocab_size=200), [TEXT], tmp_path)
+def test_the_smallest_vocabulary_has_every_byte(tmp_path):
+    tok = build(TokenizerConfig(kind="bpe", vocab_size=SMALLEST_BPE), [TEXT], tmp_path)
+    assert tok.vocab_size == SMALLEST_BPE
+    assert len(tok.encode_text("é")) == 2
 
 
 def test_a_hub_folder_of_another_size_is_refused(tmp_path):

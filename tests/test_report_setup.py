@@ -17,6 +17,7 @@ from iha.report.records import Grid, Text
 from iha.report.render import html_table
 from iha.report.setup import folds, setup
 from iha.slices import SPLITS
+from iha.tracking.journal import Journal
 
 SMOKE = load_config(Path(__file__).parents[1] / "configs" / "smoke.yaml")
 
@@ -34,6 +35,9 @@ def world(tmp_path):
 
 
 def test_the_page_says_what_was_trained(world):
+    journal = Journal(world.state / world.results.trained("sft")[0].journal)
+    journal.write("start", run={"tags": {"device": "Loom 9", "ranks": "2"}})
+    journal.close()
     found = setup(world.results)
     model = SMOKE.model
     assert f"{model.n_layers} layers, width {model.hidden_dim}, {model.n_heads} heads" in found["model"]
@@ -42,6 +46,7 @@ def test_the_page_says_what_was_trained(world):
     assert f"context {SMOKE.extend.seq_len:,} tokens, batch {SMOKE.extend.global_batch}" in found["extension"]
     assert f"learning rate {SMOKE.sft.lr:g}" in found["fine-tuning"]
     assert found["trained"].endswith(" UTC")
+    assert found["trained on"] == "2 x Loom 9"
 
 
 def test_without_a_configuration_nothing_is_said(tmp_path):

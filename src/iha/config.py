@@ -99,6 +99,9 @@ class Variant(Frozen):
     @classmethod
     def _attention_by_kind(cls, data: Any) -> Any:
         raw = data.get("attention") if isinstance(data, Mapping) else None
+        if raw is None and isinstance(data, Mapping) and "kind" in data:
+            fields = ", ".join(f"{key}: {value}" for key, value in data.items() if key != "name")
+            raise ValueError(f"kind stands beside name; allowed: below attention, as attention: {{{fields}}}")
         if raw is None or isinstance(raw, AttentionSpec):
             return data
         if not isinstance(raw, Mapping):
@@ -182,6 +185,8 @@ class Recipe(Frozen):
     def _consistent(self) -> Self:
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr is {self.min_lr}; allowed: 0 to lr, {self.lr}")
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"warmup_steps is {self.warmup_steps}; allowed: 0 to steps, {self.steps}")
         if (self.decay_steps > 0) != (self.schedule == "wsd"):
             raise ValueError(
                 f"decay_steps is {self.decay_steps} with schedule {self.schedule}; "

@@ -9,6 +9,10 @@ from pydantic import Field, model_validator
 from iha.configbase import Frozen, Positive
 
 
+#: A byte-level BPE has all 256 bytes and the 6 control tokens.
+SMALLEST_BPE = 262
+
+
 class TokenizerConfig(Frozen):
     """Where the tokenizer comes from. The paper uses Llama 3's (128,256 entries) [paper 5.1]."""
 
@@ -19,6 +23,12 @@ class TokenizerConfig(Frozen):
     name: str = Field("meta-llama/Meta-Llama-3-8B", description="for kind hub: repository or local folder")
     vocab_size: Positive = Field(128_256, description="entries, special tokens included [paper 5.1]")
     train_bytes: Positive = Field(1_600_000, description="for kind bpe: bytes of pretraining text to train on")
+
+    @model_validator(mode="after")
+    def _bytes_fit(self) -> Self:
+        if self.kind == "bpe" and self.vocab_size < SMALLEST_BPE:
+            raise ValueError(f"vocab_size is {self.vocab_size}; allowed for kind bpe: from {SMALLEST_BPE}")
+        return self
 
 
 class HubSource(Frozen):

@@ -153,11 +153,6 @@ def origin(config: TokenizerConfig) -> str:
 
 def _trained(texts: Iterable[str], config: TokenizerConfig) -> tuple[list[bytes], list[str]]:
     room = config.vocab_size - len(CONTROL)
-    if room < 256:
-        raise DataError(
-            f"tokenizer.vocab_size: {config.vocab_size} is too small for a byte-level BPE; allowed: at least "
-            f"{256 + len(CONTROL)} (256 bytes and {len(CONTROL)} control tokens). Change it in the config file."
-        )
     tokens = train_tokens(head(texts, config.train_bytes), room)
     spare = (f"<|reserved_special_token_{i}|>" for i in range(room - len(tokens)))
     return tokens, [*CONTROL, *spare]

@@ -6,7 +6,6 @@ stock tasks ask for, with a hash: every later job reads the same bytes and needs
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from iha.config import HubSource, Source
 from iha.errors import DataError
-from iha.manifest import atomic_path
+from iha.manifest import atomic_path, sha256_file
 
 Row = Mapping[str, Any]
 Splits = dict[str, list[dict[str, Any]]]
@@ -98,9 +97,9 @@ def write_set(mirror: Path, task: str, source: str, *, items_dir: Path | None, l
     root = mirror / hub.path
     for split, rows in splits.items():
         _write_rows(root / hub.folder / f"{split}.jsonl", rows)
-    _write_card(root, hub, list(splits))
-    digest = hashlib.sha256((root / hub.folder / "test.jsonl").read_bytes()).hexdigest()
-    return Mirrored(kind, len(splits["test"]), origin, digest)  # type: ignore[arg-type]  # one of Kind's three
+    digests = {split: sha256_file(root / hub.folder / f"{split}.jsonl") for split in splits}
+    _write_card(root, hub, digests)
+    return Mirrored(kind, len(splits["test"]), origin, digests["test"])  # type: ignore[arg-type]  # one of Kind's three
 
 
 def _write_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -108,15 +107,22 @@ def _write_rows(path: Path, rows: Sequence[Row]) -> None:
         handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _write_card(root: Path, hub: HubSet, splits: list[str]) -> None:
-    """The card's front matter tells `datasets` which file is which split of which config."""
+def _write_card(root: Path, hub: HubSet, splits: dict[str, str]) -> None:
+    """The card's front matter tells `datasets` which file is which split of which config.
+
+    Args:
+        root: folder of the data set.
+        hub: the data set.
+        splits: name of each split -> digest of its file. They stand in the config's description, since `datasets`
+            takes what it has cached under the folder's name for as long as the card does not change.
+    """
     lines = "".join(
         f"  - split: {split}\n    path: {hub.folder + '/' if hub.folder != '.' else ''}{split}.jsonl\n"
         for split in splits
     )
-    name = hub.config or "default"
+    name, digests = hub.config or "default", " ".join(f"{split} {digest}" for split, digest in splits.items())
     with atomic_path(root / "README.md") as temporary:
-        temporary.write_text(f"---\nconfigs:\n- config_name: {name}\n  data_files:\n{lines}---\n")
+        temporary.write_text(f"---\nconfigs:\n- config_name: {name}\n  description: {digests}\n  data_files:\n{lines}---\n")
 
 
 def _check(task: str, splits: Splits) -> None:

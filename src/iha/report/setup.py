@@ -110,20 +110,23 @@ def _evaluations(results: Results) -> Iterator[str]:
 
 
 def _journals(results: Results) -> dict[str, str]:
-    """First and last moment, and commits, in the journals of the trainings."""
+    """First and last moment, machines and commits in the journals of the trainings."""
     times: list[float] = []
-    commits: set[str] = set()
+    commits, machines = set[str](), set[str]()
     for path in (results.state / run.journal for stage in SPLITS for run in results.trained(stage)):
         for _, event in read_events(path) if path.exists() else ():
             times += [event["time"]] if "time" in event else []
             tags = event.get("run", {}).get("tags", {}) if event["event"] == "start" else {}
+            if "device" in tags:
+                machines.add(f"{tags['ranks']} x {tags['device']}")
             if "git.commit" in tags:
                 changed = " with uncommitted changes" if tags.get("git.dirty") == "true" else ", clean tree"
                 commits.add(f"{tags['git.commit']}{changed}")
     if not times:
         return {}
     first, last = (datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%d %H:%M") for t in (min(times), max(times)))
-    return {"trained": f"{first} to {last} UTC", "commit of the trainings": "; ".join(sorted(commits))}
+    found = {"trained": f"{first} to {last} UTC", "commit of the trainings": "; ".join(sorted(commits))}
+    return found | ({"trained on": "; ".join(sorted(machines))} if machines else {})
 
 
 def folds(results: Results) -> str:

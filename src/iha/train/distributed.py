@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,17 @@ class World:
     size: int
     device: torch.device
     mesh: DeviceMesh | None = None
+
+    @property
+    def model_name(self) -> str:
+        """What this process computes on, in its maker's words."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        try:
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+        except OSError:
+            lines = []
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
 
     @property
     def leads(self) -> bool:
