@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from iha.configbase import Frozen, Positive
 
-
 #: A byte-level BPE has all 256 bytes and the 6 control tokens.
 SMALLEST_BPE = 262
 

@@ -122,7 +122,9 @@ def _write_card(root: Path, hub: HubSet, splits: dict[str, str]) -> None:
     )
     name, digests = hub.config or "default", " ".join(f"{split} {digest}" for split, digest in splits.items())
     with atomic_path(root / "README.md") as temporary:
-        temporary.write_text(f"---\nconfigs:\n- config_name: {name}\n  description: {digests}\n  data_files:\n{lines}---\n")
+        temporary.write_text(
+            f"---\nconfigs:\n- config_name: {name}\n  description: {digests}\n  data_files:\n{lines}---\n"
+        )
 
 
 def _check(task: str, splits: Splits) -> None:
