@@ -24,8 +24,8 @@ SMALL = {
         "sft": {"sources": [{"kind": "templates"}]},
     },
     "pretrain": {"seq_len": 64, "steps": 2000, "global_batch": 4},
-    "extend": {"seq_len": 512, "steps": 20, "global_batch": 2},
-    "sft": {"seq_len": 128, "steps": 20, "global_batch": 2},
+    "extend": {"seq_len": 512, "steps": 20, "global_batch": 2, "warmup_steps": 2},
+    "sft": {"seq_len": 128, "steps": 20, "global_batch": 2, "warmup_steps": 2},
     "evals": {
         "suites": [
             {"name": "ruler", "model": "long", "tasks": ["vt", "cwe"], "lengths": [128, 256]},

@@ -118,27 +118,16 @@ def test_snk_06_a_half_shard_is_refused_also_without_snakemakes_own_records(fini
 
 
 EVERYTHING_TRAINED = TRAINING | {"evaluate", "report"}
+#: One key of each reach; that every key reaches its own stages only is asked in test_slices.py, without Snakemake.
 KEYS = {
     "pretrain__lr": (1e-3, EVERYTHING_TRAINED),
-    "pretrain__warmup_steps": (3, EVERYTHING_TRAINED),
-    "pretrain__steps": (14, EVERYTHING_TRAINED | {"flops"}),
     "extend__lr": (2e-4, {"extend", "evaluate", "report"}),
-    "extend__steps": (3, {"flops", "extend", "evaluate", "report"}),
     "sft__lr": (2e-5, {"sft", "evaluate", "report"}),
-    "model__ffn_dim": (96, EVERYTHING_TRAINED | {"flops"}),
-    "engine__loss_chunk": (128, EVERYTHING_TRAINED),
     "tokenizer__train_bytes": (150000, EVERYTHING_TRAINED | {"tokenizer", "tokenise", "contamination", "ruler"}),
-    "data__sft__max_tokens": (9000, {"tokenise", "contamination", "sft", "evaluate", "report"}),
     "data__extend__max_tokens": (19000, {"tokenise", "contamination", "extend", "evaluate", "report"}),
     "evals__limit": (1, {"items", "contamination", "ruler", "evaluate", "report"}),
-    "evals__samples": (3, {"evaluate", "report"}),
-    "evals__temperature": (0.7, {"evaluate", "report"}),
     "evals__ruler_samples": (1, {"ruler", "evaluate", "report"}),
     "match": ("tokens", {"flops", "extend", "sft", "evaluate", "report"}),
-    "scale": ("ladder", {"report"}),
-    "runtime__workers": (1, set()),
-    "runtime__threads": (2, set()),
-    "runtime__tracking_uri": ("sqlite:///elsewhere.db", set()),
     "runtime__device": ("cpu", set()),
 }
 

@@ -30,7 +30,7 @@ ENGINE = EngineConfig(precision="fp32", compile=False, activation_checkpointing=
 
 def recipe(**changes: Any) -> Recipe:
     base = {"seq_len": 64, "steps": 16, "global_batch": 4, "micro_batch": 4, "lr": 1e-2, "min_lr": 1e-4}
-    return Recipe(**{**base, "warmup_steps": 4, "checkpoint_every": 5, **changes})
+    return Recipe(**{**base, "warmup_steps": min(4, changes.get("steps", 16)), "checkpoint_every": 5, **changes})
 
 
 def variant(kind: str) -> Variant:
