@@ -11,7 +11,9 @@ RESULTS := results/smoke/report
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
-# Most modules of the dependencies are never imported: compiling all would take two minutes more.
+# Most modules of the dependencies are never imported: compiling all would take two minutes more. What is imported is
+# compiled once, also where a container's environment forbids it: else every start would do it again (7 CPU-s for Snakemake).
+unexport PYTHONDONTWRITEBYTECODE
 QUIETLY := --quiet --disable-pip-version-check --no-compile
 
 install: $(VENV)/.ready  ## create the virtual environment with the locked dependencies
@@ -52,7 +54,7 @@ demo: install  ## run the whole workflow small, on CPU, to finished tables
 WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 
 test: install  ## run all tests
-	@echo "Running the tests (about ten minutes on two cores)"
+	@echo "Running the tests (half an hour on two cores, less on more)"
 	@$(BIN)/python -m pytest $(WORKERS)
 	@echo "Tests passed. Next: make demo, or docs/ for how things work."
 
