@@ -92,6 +92,7 @@ BAD = {
     second("{kind: iha, mask: flatt}"): "variants.mine.attention.mask is 'flatt'; allowed: 'flat' or 'token' (did you mean flat?)",
     second("{kind: diff}") + "\nmodel: {hidden_dim: 384, n_heads: 3}": "variants.mine.attention.kind diff halves the heads, but model.n_heads is 3; allowed: an even number",
     "data: {pretrain: {sources: [{kind: book}], max_tokens: 5000}}": "pretrain.seq_len is 8192; allowed: less than the store's tokens, data.pretrain.max_tokens 5000",
+    "data: {sft: {sources: [{kind: book}], max_document_tokens: 500}}": "data.sft.max_document_tokens is 500; allowed: null (a conversation longer than sft.seq_len is cut there)",
     "data: {pretrain: {sources: []}}": "data.pretrain.sources is []; allowed: at least 1 in the list",
     "data: {pretrain: {sources: [{kind: hubb, name: x}]}}": "data.pretrain.sources.0 is {'kind': 'hubb', 'name': 'x'}; allowed: kind 'hub', 'files',",
     "data: {pretrain: {sources: [{name: x}]}}": "data.pretrain.sources.0 is {'name': 'x'}; allowed: a mapping with a kind: hub, files,",

@@ -353,7 +353,7 @@ def test_a_build_that_had_only_to_write_its_manifest_encodes_nothing_twice(tmp_p
     assert build(part, tmp_path / "cut") == clean
 
 
-@pytest.mark.parametrize("change", ["slice", "code", "cut", "bit", "gone", "journal"])
+@pytest.mark.parametrize("change", ["slice", "code", "cut", "bit", "gone", "journal", "file"])
 def test_another_build_is_not_continued(tmp_path, monkeypatch, caplog, change):
     path = write_rows(tmp_path / "a.jsonl", [{"text": f"cat {i} {TEXT[: i * 20]}"} for i in range(30)])
     part, state = text_slice(path, shard_tokens=900), tmp_path / "state"
@@ -370,6 +370,8 @@ def test_another_build_is_not_continued(tmp_path, monkeypatch, caplog, change):
         first.unlink()
     if change == "journal":
         (folder / "progress.json").write_text('{"key": ')
+    if change == "file":
+        write_rows(path, [{"text": f"hats {i} {TEXT[: i * 20]}"} for i in range(30)])
     other = part.model_copy(update={"shard_tokens": 800}) if change == "slice" else part
     built = tokenise.build(other, tokenizer(), state, 1, "other" if change == "code" else "code")
     clean = tokenise.build(other, tokenizer(), tmp_path / "clean", 1)

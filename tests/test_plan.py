@@ -182,6 +182,15 @@ def test_a_prompt_is_read_once_however_many_answers_are_drawn():
     assert seconds(100, 1, 4096, 8) == pytest.approx(reading + 7 * batch)
 
 
+def test_ruler_items_are_made_on_one_core():
+    config = load_config(PAPER)
+    made = [job for job in jobs(config) if job.rule == "ruler"]
+    speed = config.plan.core_tokens_per_second
+    assert config.runtime.workers > 1 and all(job.cores == 1 for job in made)
+    for job in made:
+        assert job.seconds == pytest.approx(config.plan.small_seconds + job.data_bytes / 4 / speed)
+
+
 def test_the_profile_starts_as_many_ranks_as_are_priced():
     config = load_config(PAPER)
     machine = Machine(config, config.variant("global").attention)

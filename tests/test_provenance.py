@@ -1,5 +1,7 @@
 """A fingerprint changes with the code a stage can reach, and with nothing else."""
 
+import ast
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 from iha import provenance
 from iha.config import Config, Variant
 from iha.dag import entry_modules
-from iha.provenance import code_fingerprint, git_state, reachable
+from iha.provenance import canonical, code_fingerprint, git_state, reachable
 
 FILES = {
     "pkg/__init__.py": "",
@@ -37,6 +39,47 @@ def tree(tmp_path):
         return root / "pkg"
 
     return _tree
+
+
+PLAIN = """import os
+def f(a, *, b=None):
+    return f"{a!r} {a:>{b}}" if b else [*a, 1.5]
+class C: pass
+"""
+
+
+def test_the_digest_of_a_module_does_not_depend_on_the_version_of_python():
+    """Made with 3.11; `ast.dump` gives another text on 3.12 and on 3.13."""
+    assert hashlib.sha256(canonical(ast.parse(PLAIN)).encode()).hexdigest()[:16] == "24458cb52712ccd5"
+
+
+@pytest.mark.parametrize(
+    ("module", "file", "stage"),
+    [("attention/kernels/decode.py", "decode.cpp", "evaluate"), ("native/__init__.py", "vector.h", "evaluate"),
+     ("synthetic/fused.py", "simplicial.cpp", "synthetic_train"), ("report/paper.py", "paper.yaml", "report"),
+     ("report/claims.py", "claims.yaml", "report"), ("report/page.py", "page.html", "report")],
+)  # fmt: skip
+def test_a_file_that_a_module_names_counts_as_its_code(tmp_path, module, file, stage):
+    whole = tmp_path / "iha"
+    shutil.copytree(provenance.ROOT, whole, ignore=shutil.ignore_patterns("__pycache__"))
+    entries = entry_modules(stage, Config().variants)
+    before = code_fingerprint(*entries, root=whole)
+    (whole / module).with_name(file).write_text("changed")
+    provenance.find_module.cache_clear()
+    provenance._parsed.cache_clear()
+    assert code_fingerprint(*entries, root=whole) != before
+
+
+def test_what_stands_beside_a_variant_from_outside_is_its_code(tmp_path, monkeypatch):
+    (tmp_path / "mine_variant.py").write_text("from mine_kernel import mix\n")
+    (tmp_path / "mine_kernel.py").write_text("import torch\ndef mix(x): return x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert {"mine_variant", "mine_kernel"} <= set(reachable("mine_variant"))
+    assert "torch" not in reachable("mine_variant")
+    before = code_fingerprint("mine_variant")
+    (tmp_path / "mine_kernel.py").write_text("import torch\ndef mix(x): return 2 * x\n")
+    provenance._parsed.cache_clear()
+    assert code_fingerprint("mine_variant") != before
 
 
 def test_the_closure_follows_relative_and_function_local_imports(tree):

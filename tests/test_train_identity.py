@@ -33,6 +33,18 @@ def test_other_data_or_settings_are_refused_by_name(tmp_path):
         claim(tmp_path, {**BEGUN, "slice": {"recipe": {"lr": 2e-3}}}, "c1")
 
 
+@pytest.mark.parametrize("name", ["max_skipped", "keep_checkpoints", "checkpoint_every"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_settings_that_change_no_weight_may_change(tmp_path, name, finished):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for value in (2, 3):
+        record = claim(folder, {**BEGUN, "slice": {"recipe": {"lr": 1e-3, name: value}}}, "c1")
+        if finished:
+            (folder / "final").mkdir(exist_ok=True)
+    assert record["attempts"] == 2 and not (tmp_path / "run.1").exists()
+
+
 @pytest.mark.parametrize("noted", [True, False])
 def test_data_changed_before_the_first_start_are_refused(tmp_path, noted):
     shard, run = tmp_path / "data" / "shard_00000.ds", tmp_path / "run"

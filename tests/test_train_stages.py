@@ -46,6 +46,17 @@ def test_manifest_describes_a_model_that_loads(lab, part):
     assert model(torch.zeros(1, 8, dtype=torch.long)).isfinite().all()
 
 
+def test_a_finished_run_stays_when_a_setting_that_changes_no_weight_does(tmp_path):
+    found, part = Lab(tmp_path), train_slice(recipe=recipe(steps=3))
+    assert found.run(part)[0] == 0
+    weights, losses = found.made(part).facts["weights_sha256"], found.losses(part)
+    other = part.model_copy(update={"recipe": recipe(steps=3, keep_checkpoints=5, max_skipped=7)})
+    code, text = found.run(other)
+    assert code == 0, text
+    assert (found.made(other).facts["weights_sha256"], found.losses(other)) == (weights, losses)
+    assert not found.folder(part).with_name("pretrain.1").exists()
+
+
 def first_loss(lab, part, isolate=True):
     """Loss of the parent's weights on the first batch of a stage's store, computed without the training loop."""
     model = load_model(lab.state / lab.made(BASE).facts["model"])

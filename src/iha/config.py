@@ -365,6 +365,11 @@ class Config(Frozen):
                     f"{name}.seq_len is {recipe.seq_len}; allowed: less than the store's tokens, "
                     f"data.{name}.max_tokens {limit}"
                 )
+        if self.data.sft.max_document_tokens is not None:
+            yield (
+                f"data.sft.max_document_tokens is {self.data.sft.max_document_tokens}; "
+                f"allowed: null (a conversation longer than sft.seq_len is cut there)"
+            )
 
     def _suite_problems(self) -> Iterator[str]:
         keys = [(s.name, s.model) for s in self.evals.suites]

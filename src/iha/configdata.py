@@ -93,7 +93,9 @@ class SplitConfig(Frozen):
     """One corpus: its sources and how much of them is tokenised."""
 
     sources: tuple[Source, ...] = Field(min_length=1)
-    max_tokens: Positive | None = Field(None, description="stop after this many tokens (whole documents)")
+    max_tokens: Positive | None = Field(
+        None, description="stop after this many tokens of whole documents, skipped ones not counted"
+    )
     min_document_tokens: int = Field(0, ge=0, description="skip shorter documents (long-context corpora)")
     max_document_tokens: Annotated[int, Field(gt=2)] | None = Field(
         None, description="cut longer documents; a cut document still ends in EOS"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from functools import cache
@@ -30,10 +31,17 @@ CONFIGURATION = frozenset(
     }
 )
 
+#: Folders of distributions: what stands beside a module there is not of its author.
+INSTALLED = ("site-packages", "dist-packages")
+#: A text that may name a file beside its module, or the suffix of one of the module's own name.
+FILE_NAME = re.compile(r"[\w-]*\.[A-Za-z]\w{0,7}")
+
 #: Folder in the state directory with a file for each manifest, named by its SHA-256: the commit it was made at.
 ORIGINS = "origins"
 
-_SUMMARIES: dict[str, tuple[str, list[str]]] = {}
+#: Digest of the syntax tree, names that may be imported, and names that may be of files beside the module.
+Summary = tuple[str, list[str], list[str]]
+_SUMMARIES: dict[str, Summary] = {}
 _USED: set[str] = set()
 
 
@@ -50,18 +58,40 @@ def find_module(module: str, root: Path = ROOT) -> tuple[Path, bool] | None:
 
 
 def _find_outside(module: str) -> tuple[Path, bool] | None:
-    try:
-        spec = find_spec(module)
-    except ModuleNotFoundError:
-        return None
+    """By path below the top-level name, since Python finds a submodule by importing what it stands in."""
+    top, *rest = module.split(".")
+    spec = find_spec(top)
     if spec is None or not spec.has_location or spec.origin is None:
         return None
-    return Path(spec.origin), bool(spec.submodule_search_locations)
+    origin = Path(spec.origin)
+    if not rest:
+        return origin, bool(spec.submodule_search_locations)
+    base = origin.parent.joinpath(*rest) if spec.submodule_search_locations else None
+    if base is not None and (base / "__init__.py").is_file():
+        return base / "__init__.py", True
+    return (base.with_suffix(".py"), False) if base is not None and base.with_suffix(".py").is_file() else None
+
+
+@cache
+def _inside(entries: tuple[str, ...], root: Path) -> frozenset[str]:
+    """Top-level names whose modules count as code: this package, the entries' own, and files beside such an entry."""
+    names = {root.name}
+    for entry in entries:
+        top = entry.partition(".")[0]
+        names.add(top)
+        found = None if top == root.name else find_module(top, root)
+        if found is not None and not found[1] and found[0].parent.name not in INSTALLED:
+            folder = found[0].parent
+            names |= {file.stem for file in folder.glob("*.py")}
+            names |= {file.parent.name for file in folder.glob("*/__init__.py")}
+    return frozenset(names)
 
 
 @cache
 def _parsed(module: str, root: Path, inside: frozenset[str]) -> tuple[str, tuple[str, ...]]:
-    """Digest of a module's syntax tree without docstrings and comments, and the modules it imports from `inside`.
+    """Digest of a module and of the files beside it that it names, and the modules it imports from `inside`.
+
+    Of the module its syntax tree counts, without docstrings and comments; of other files (kernels, tables) every byte.
 
     Raises:
         ModuleNotFoundError: an entry module does not exist.
@@ -69,12 +99,20 @@ def _parsed(module: str, root: Path, inside: frozenset[str]) -> tuple[str, tuple
     found = find_module(module, root)
     if found is None:
         raise ModuleNotFoundError(module)
-    digest, named = _summary(found[0].read_bytes(), module if found[1] else module.rpartition(".")[0])
+    digest, named, files = _summary(found[0].read_bytes(), module if found[1] else module.rpartition(".")[0])
+    for file in sorted(path for name in files if (path := _beside(found[0], name)) is not None):
+        digest += f" {file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}"
     return digest, tuple(n for n in named if n.partition(".")[0] in inside and find_module(n, root))
 
 
-def _summary(source: bytes, package: str) -> tuple[str, list[str]]:
-    """Digest of the syntax tree and names that may be imported; remembered by content (10 ms a module otherwise)."""
+def _beside(module: Path, name: str) -> Path | None:
+    """The file that a text in a module names: `paper.yaml` in its folder; `.cpp`, of the module's own name."""
+    path = module.with_suffix(name) if name.startswith(".") else module.with_name(name)
+    return path if path.is_file() and path != module and name != "__init__.py" else None
+
+
+def _summary(source: bytes, package: str) -> Summary:
+    """What there is to know of a source; remembered by content (10 ms a module otherwise)."""
     key = hashlib.sha256(f"{sys.version_info[:2]} {package}\n".encode() + source).hexdigest()
     if key not in _SUMMARIES:
         tree = ast.parse(source)
@@ -82,7 +120,9 @@ def _summary(source: bytes, package: str) -> tuple[str, list[str]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 _drop_docstring(node)
-        _SUMMARIES[key] = (hashlib.sha256(ast.dump(tree).encode()).hexdigest(), names)
+        texts = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        files = sorted(text for text in texts if FILE_NAME.fullmatch(text))
+        _SUMMARIES[key] = (hashlib.sha256(canonical(tree).encode()).hexdigest(), names, files)
     _USED.add(key)
     return _SUMMARIES[key]
 
@@ -91,7 +131,9 @@ def load_summaries(path: Path) -> None:
     """Read what an earlier process remembered; a missing or broken file is no loss."""
     try:
         found = json.loads(path.read_text())
-        _SUMMARIES.update({key: (str(digest), list(names)) for key, (digest, names) in found.items()})
+        _SUMMARIES.update(
+            {key: (str(digest), list(names), list(files)) for key, (digest, names, files) in found.items()}
+        )
     except (OSError, ValueError, TypeError, AttributeError):
         return
 
@@ -103,6 +145,17 @@ def save_summaries(path: Path) -> None:
             write_json(path, {key: _SUMMARIES[key] for key in sorted(_USED)})
     except (OSError, ValueError):
         return
+
+
+def canonical(node: object) -> str:
+    """A syntax tree as text, the same for every version of Python: what is empty is left out (`ast.dump` varies)."""
+    if isinstance(node, ast.JoinedStr):  # 3.12 ends some format specifications with an empty text
+        return f"JoinedStr({','.join(canonical(x) for x in node.values if getattr(x, 'value', None) != '')})"
+    if isinstance(node, ast.AST):
+        fields = ((name, getattr(node, name, None)) for name in node._fields)
+        inside = ",".join(f"{name}={canonical(value)}" for name, value in fields if value is not None and value != [])
+        return f"{type(node).__name__}({inside})"
+    return f"[{','.join(map(canonical, node))}]" if isinstance(node, list) else repr(node)
 
 
 def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -128,8 +181,8 @@ def _imports(tree: ast.Module, package: str) -> set[str]:
 
 
 def reachable(*entries: str, root: Path = ROOT) -> tuple[str, ...]:
-    """Modules in the import closure of the entry modules, sorted: of this package and of the entries' own packages."""
-    inside = frozenset({root.name} | {entry.partition(".")[0] for entry in entries})
+    """Modules in the import closure of the entry modules, sorted: of this package, the entries' own and beside them."""
+    inside = _inside(entries, root)
     seen: set[str] = set()
     queue = list(entries)
     while queue:
@@ -141,8 +194,11 @@ def reachable(*entries: str, root: Path = ROOT) -> tuple[str, ...]:
 
 
 def code_fingerprint(*entries: str, root: Path = ROOT) -> str:
-    """16 hex digits over the code reachable from the entry modules, without docstrings, comments, layout and config."""
-    inside = frozenset({root.name} | {entry.partition(".")[0] for entry in entries})
+    """16 hex digits over the code reachable from the entry modules and the files it names beside it.
+
+    Without docstrings, comments, layout and configuration.
+    """
+    inside = _inside(entries, root)
     digest = hashlib.sha256()
     for module in sorted(set(reachable(*entries, root=root)) - CONFIGURATION):
         digest.update(f"{module} {_parsed(module, root, inside)[0]}\n".encode())

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from glob import glob
+from glob import escape, glob
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from iha.configdata import (
     TemplateSource,
 )
 from iha.data import chat, needles, offline, templates
+from iha.data.stamps import stamp
 from iha.data.tokenizer import mend
 from iha.errors import DataError
 
@@ -115,6 +116,17 @@ def describe(split: SplitConfig) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def file_stamps(split: SplitConfig) -> dict[str, list[int]]:
+    """Size and time of change of every local file the split is read from, by path: what shows that one was changed."""
+    patterns: list[str] = []
+    for source in split.sources:
+        if isinstance(source, FileSource):
+            patterns += source.paths
+        elif isinstance(source, HubSource) and Path(source.name).is_dir():
+            patterns.append(f"{escape(source.name)}/**")
+    return {str(path): stamp(path) for path in _matched(patterns)}
+
+
 def _commit(source: HubSource) -> str:
     """Commit that a branch or tag of a hub data set stands for now."""
     if Path(source.name).is_dir():
@@ -183,14 +195,18 @@ def _hub(source: HubSource) -> Iterator[Any]:
 
 
 def _files(source: FileSource) -> Iterator[Any]:
-    paths = sorted({Path(name) for pattern in source.paths for name in glob(pattern, recursive=True)})  # noqa: PTH207 (absolute)
-    paths = [path for path in paths if path.is_file()]
+    paths = _matched(source.paths)
     if not paths:
         raise DataError(
             f"data source files: nothing matches {list(source.paths)} (from {Path.cwd()}). Change paths in the config."
         )
     for path in paths:
         yield from _reader(path)(path, source.field)
+
+
+def _matched(patterns: Iterable[str]) -> list[Path]:
+    paths = {Path(name) for pattern in patterns for name in glob(pattern, recursive=True)}  # noqa: PTH207 (absolute)
+    return sorted(path for path in paths if path.is_file())
 
 
 def _reader(path: Path) -> Callable[[Path, str], Iterator[Any]]:

@@ -13,7 +13,7 @@ Stamps = dict[str, list[int]]
 
 def stamps(files: Mapping[str, FileEntry], state: Path) -> Stamps:
     """Size and time of change of each file as it lies there; empty for what does not."""
-    return {name: _stamp(state / entry.path) for name, entry in files.items()}
+    return {name: stamp(state / entry.path) for name, entry in files.items()}
 
 
 def write_stamps(files: Mapping[str, FileEntry], state: Path, earlier: Collection[str] = ()) -> None:
@@ -37,7 +37,8 @@ def _place(files: Mapping[str, FileEntry], state: Path) -> Path:
     return folder.with_name(f"{folder.name}.stamps.json")
 
 
-def _stamp(path: Path) -> list[int]:
+def stamp(path: Path) -> list[int]:
+    """Size and time of change of a file as it lies there; empty if it does not."""
     try:
         found = path.stat()
     except OSError:

@@ -39,7 +39,7 @@ class Built:
 
 
 def build(part: TokeniseSlice, tokenizer: Tokenizer, state: Path, workers: int, code: str = "") -> Built:
-    """Tokenise a split into ``state/data/{split}``. A build is continued only by the same `code`.
+    """Tokenise a split into ``state/data/{split}``. A build is continued only by the same `code` on unchanged files.
 
     Raises:
         DataError: a source is unusable, no document is left, or (SFT) the labels make no sense.
@@ -71,7 +71,8 @@ def build(part: TokeniseSlice, tokenizer: Tokenizer, state: Path, workers: int, 
 
 
 def _key(part: TokeniseSlice, tokenizer: Tokenizer, sources: dict[str, str], code: str) -> str:
-    return hashlib.sha256(f"{part.model_dump_json()} {tokenizer.sha256} {sources} {code}".encode()).hexdigest()
+    files = corpus.file_stamps(part.data)
+    return hashlib.sha256(f"{part.model_dump_json()} {tokenizer.sha256} {sources} {files} {code}".encode()).hexdigest()
 
 
 def _nothing_left(part: TokeniseSlice, progress: Progress) -> str:
@@ -102,10 +103,10 @@ def _facts(part: TokeniseSlice, tokenizer: Tokenizer, sources: dict[str, str], p
 
 def _plain(documents: Iterator[Tokens], part: TokeniseSlice, tokenizer: Tokenizer, counts: Counts) -> Iterator[Piece]:
     for document in documents:
-        if len(document.ids) < part.data.min_document_tokens:
-            counts.n_short += 1
-        else:
+        if document.kept:
             yield Piece(document.ids)
+        else:
+            counts.n_short += 1
 
 
 def _packed(documents: Iterator[Tokens], part: TokeniseSlice, tokenizer: Tokenizer, counts: Counts) -> Iterator[Piece]:
@@ -113,15 +114,14 @@ def _packed(documents: Iterator[Tokens], part: TokeniseSlice, tokenizer: Tokeniz
     packer, check = chat.Packer(part.seq_len), chat.LabelCheck()
     for document in documents:
         mask: list[bool] = document.mask.tolist() if document.mask is not None else []
-        labels = sum(mask[1:])
-        check.add(len(mask), labels)
+        check.add(len(mask), document.labels)
         counts.n_cut += document.cut
-        if len(mask) < part.data.min_document_tokens:
+        if document.short:
             counts.n_short += 1
-        elif not labels:
+        elif not document.kept:
             counts.n_unlabelled += 1
         else:
-            counts.n_labels += labels
+            counts.n_labels += document.labels
             yield from (_row(r, part, tokenizer, counts) for r in packer.add(document.ids.tolist(), mask))
     check.verify()
     yield from (_row(r, part, tokenizer, counts) for r in packer.flush())

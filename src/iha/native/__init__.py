@@ -20,7 +20,8 @@ from typing import Any
 from torch import Tensor
 
 log = logging.getLogger("iha")
-_HEADERS = Path(__file__).parent
+#: Included by the kernels.
+HEADER = Path(__file__).with_name("vector.h")
 #: -ffast-math is not among these: infinities mark what is hidden.
 FLAGS = (
     "-O3",
@@ -57,14 +58,14 @@ def _built(source: Path) -> Path:
     if compiler is None:
         raise OSError("no C++ compiler")
     cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("flags")), "")
-    code = b"".join(path.read_bytes() for path in (source, *sorted(_HEADERS.glob("*.h"))))
+    code = b"".join(path.read_bytes() for path in (source, HEADER))
     key = hashlib.sha256(code + " ".join((*FLAGS, compiler, cpu)).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "iha"
     final = folder / f"{source.stem}-{key}.so"
     if not final.exists():
         folder.mkdir(parents=True, exist_ok=True)
         temporary = final.with_suffix(f".{secrets.token_hex(4)}.tmp")
-        command = [compiler, *FLAGS, f"-I{_HEADERS}", str(source), "-o", str(temporary)]
+        command = [compiler, *FLAGS, f"-I{HEADER.parent}", str(source), "-o", str(temporary)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
         temporary.replace(final)
     return final

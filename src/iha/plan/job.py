@@ -45,8 +45,11 @@ class Job:
         return 0.0 if self.gpus else self.cores * self.seconds / 3600
 
 
-def small(config: Config, rule: str, name: str = "", after: tuple[str, ...] = (), tokens: int = 0) -> Job:
-    """A job on CPU that handles `tokens` on all its workers."""
-    cores = config.runtime.workers if tokens else 1
+def small(
+    config: Config, rule: str, name: str = "", after: tuple[str, ...] = (), tokens: int = 0, cores: int | None = None
+) -> Job:
+    """A job on CPU that handles `tokens` on `cores`, by default on all its workers."""
+    if cores is None:
+        cores = config.runtime.workers if tokens else 1
     seconds = config.plan.small_seconds + tokens / config.plan.core_tokens_per_second / cores
     return Job(name or rule, rule, after, cores=cores, seconds=seconds, memory=5e8)

@@ -49,8 +49,8 @@ def _prepare(config: Config) -> Iterator[Job]:
         yield small(config, "contamination", f"contamination-{split}", (store.name, "items"), tokens)
     for length, tasks in dag.ruler_lengths(config).items():
         tokens = len(tasks) * config.evals.ruler_samples * length
-        made = small(config, "ruler", f"ruler-{length}", ("tokenizer", "items"), tokens)
-        yield replace(made, cores=1, data_bytes=4.0 * tokens)
+        made = small(config, "ruler", f"ruler-{length}", ("tokenizer", "items"), tokens, cores=1)
+        yield replace(made, data_bytes=4.0 * tokens)
 
 
 def _train(config: Config) -> Iterator[Job]:

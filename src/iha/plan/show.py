@@ -25,7 +25,7 @@ def plan_text(plan: dict[str, Any], memory_gb: float) -> str:
         f"critical path, {hours(chain['hours'])}: {' > '.join(chain['jobs'])}",
     ]
     if plan["trainings"]:
-        what = f"trainings on {plan['device']}, tokens/s per GPU or job on CPU (share of the peak by the ledger):"
+        what = f"trainings on {plan['device']}, tokens/s per GPU or CPU core (share of the peak by the ledger):"
         lines += ["", what, _speeds(plan["trainings"])]
     over = [name for name, row in rules.items() if row["gpu_hours"] and row["memory_bytes_per_rank"] > memory_gb * 1e9]
     lines += [f"\nwarning: {name} needs more memory per GPU than the {memory_gb:g} GB there are." for name in over]

@@ -20,6 +20,8 @@ log = logging.getLogger("iha")
 #: Set to 1 to resume an unfinished run with other code than it began with (the manifest then lists both).
 OTHER_CODE = "IHA_RESUME_OTHER_CODE"
 RECORD, FINAL = "run.json", "final"
+#: Settings that change no weight: a run goes on, and a finished one stays, whatever they are.
+HARMLESS = frozenset(f"slice.recipe.{name}" for name in ("max_skipped", "keep_checkpoints", "checkpoint_every"))
 
 
 def content(manifest: Manifest) -> str:
@@ -90,7 +92,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _differences(record: dict[str, Any], begun_with: dict[str, Any], code: str) -> list[str]:
     """Differing fields as `name: then -> now`; a code that was accepted before does not differ."""
     then, now = _flat(record["begun_with"]), _flat(begun_with)
-    fields = sorted(k for k in then | now if then.get(k) != now.get(k))
+    fields = sorted(k for k in (then | now).keys() - HARMLESS if then.get(k) != now.get(k))
     found = [f"{k}: {then.get(k)} -> {now.get(k)}" for k in fields]
     return found if code in record["codes"] else [*found, f"code: {record['codes'][-1]} -> {code}"]
 

@@ -104,7 +104,12 @@ def _batches(run: Run) -> Batches:
             f"tokenizer.vocab_size: {run.part.vocab_size}, but the store was made with {known} entries; "
             f"set it to {known} in the config file."
         )
-    return Batches(store, recipe.seq_len, recipe.global_batch, run.part.seed)
+    batches = Batches(store, recipe.seq_len, recipe.global_batch, run.part.seed)
+    needed = run.part.steps * recipe.global_batch
+    if needed > batches.size and run.world.leads:
+        passes = needed / batches.size
+        log.warning("%s: %.2f epochs: %d samples of a store of %d.", run.label, passes, needed, batches.size)
+    return batches
 
 
 def _start_model(run: Run) -> Transformer:
@@ -157,7 +162,7 @@ def _tracker(run: Run, record: dict[str, Any], resumed: bool) -> Tracker:
         run.part.variant.name,
         run.part.seed,
         stage=run.part.stage,
-        params=run.part.model_dump(mode="json"),
+        params=record["begun_with"]["slice"],
         jsonl=run.folder / "metrics.jsonl",
         tags={"code": record["codes"][0], "device": run.world.model_name, "ranks": str(run.world.size)},
         resume=resumed,
