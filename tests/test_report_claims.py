@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -168,3 +169,20 @@ def test_the_p_value_of_a_lead_is_honest_under_no_difference(tmp_path):
             world.evaluate(v, 1, "r", "sft", [row("gsm8k", "p1", 0.0)], {("gsm8k", "p1"): right})
         small.append(rank_lead(world.results, TABLE1[:1], "iha").p < 0.2)
     assert sum(small) <= 8
+
+
+def test_a_sentence_with_a_gain_is_tested_for_that_gain():
+    sizes = {c.id: re.search(r"(\d+)%", c.says) for c in claims()}
+    assert {name: int(size[1]) / 100 for name, size in sizes.items() if size} == {c.id: c.by for c in claims() if c.by}
+
+
+def test_a_column_that_nobody_was_measured_in_leaves_the_rest_of_its_benchmark(tmp_path):
+    """P@10 of fewer than ten answers: blank in the table, and no reason to forget P@1."""
+    world = World(tmp_path, variants=("global", "iha"))
+    for v, right in (("global", 4), ("iha", 36)):
+        rows = [row("mbpp", "p1", right / 40, n=40), row("mbpp", "p10", None, n=0, note="needs 10 answers, has 4")]
+        world.evaluate(v, 1, "code", "sft", rows, {("mbpp", "p1"): [float(i < right) for i in range(40)]})
+    code = [c for c in TABLE1 if c.benchmark == "mbpp"]
+    lead = rank_lead(world.results, code, "iha")
+    assert (lead.mean, lead.items, lead.differ) == (1.0, 40, 32)
+    assert rank_lead(world.results, code[1:], "iha") is None

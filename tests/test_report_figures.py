@@ -9,6 +9,7 @@ import pytest
 from reports import row, whole
 
 from iha.manifest import FileEntry
+from iha.report import contents
 from iha.report.answers import Place, answers_section, chosen
 from iha.report.curves import cost_curves
 from iha.report.depth import depth_section, depths
@@ -147,3 +148,13 @@ def test_axes_of_zeros_say_so():
     axis.plot([0, 1], [3.0, 0.0])
     _from_zero(axis, [3.0, 0.0])
     assert not axis.texts
+
+
+@pytest.mark.parametrize(("match", "said"), [("flops", "FLOPs: curves end together in the first panel"),
+                                            ("tokens", "tokens: curves end together in the second panel")])  # fmt: skip
+def test_the_caption_of_loss_against_cost_says_what_is_equal(tmp_path, monkeypatch, match, said):
+    monkeypatch.setattr(contents.figures, "training_curves", lambda *_: (tmp_path / "a.png", tmp_path / "a.pdf"))
+    monkeypatch.setattr(contents, "loss_against_cost", lambda *_: (tmp_path / "b.png", tmp_path / "b.pdf"))
+    monkeypatch.setattr(contents, "image", lambda path, text, alt: text)
+    world = whole(tmp_path, variants=("global", "iha"), match=match)
+    assert f"Variants are compared at equal {said}." in contents.training(found(world, tmp_path)).body

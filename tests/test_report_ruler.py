@@ -81,3 +81,25 @@ def test_without_ruler_there_is_an_empty_table(tmp_path):
     world.inputs = {n: m for n, m in world.inputs.items() if "ruler" not in n}
     grid = ruler_grid(world.results, ruler(world.results))
     assert [len(r) for r in grid.rows] == [2] * 5
+
+
+def test_differences_leave_out_a_seed_that_one_of_the_two_lacks(tmp_path):
+    world = World(tmp_path, variants=("global", "iha"), seeds=(1, 2))
+    tasks = ("niah_multikey_1", "vt")
+    world.inputs["ruler:4096"] = manifest("ruler", {}, {"length": 4096, "tasks": list(tasks)})
+    scores = {("global", 1): (0.2, 0.2), ("global", 2): (0.8, 0.8), ("iha", 1): (0.4, 0.4), ("iha", 2): (0.9, -1)}
+    for (v, seed), values in scores.items():
+        for task, x in zip(tasks, values, strict=True):
+            items = {("ruler", "official"): [float(i < 10 * x) for i in range(10)]} if x >= 0 else {}
+            rows = [row("ruler", "official", x, task=task, length=4096)]
+            world.evaluate(v, seed, f"ruler_{task}", "long", rows, items, task, 4096)
+    numbers = ruler(world.results)
+    line = next(r for r in ruler_grid(world.results, numbers).rows if r[0].main == "IHA")
+    assert line[1].lines[0] == "Δ +20.0", "seed 1 alone; its mean is 10 below that of Global's two"
+    assert numbers.p["iha"] == pytest.approx(0.125, abs=0.02), "four of twenty items of seed 1"
+    assert "gain +30%" in line[3].lines, "both seeds have this task: 1.3 to 1.0"
+    for path in tmp_path.rglob("evals/iha/seed2/*"):
+        path.unlink()
+    del world.inputs["eval:iha:2:ruler_niah_multikey_1:long"]
+    line = next(r for r in ruler_grid(world.results, ruler(world.results)).rows if r[0].main == "IHA")
+    assert "gain +100%" in line[3].lines

@@ -78,3 +78,17 @@ def test_an_answer_without_letters_says_so():
     assert _text(" " * 192) == "<pre>(192 spaces)</pre>"
     assert _text(" \n\n") == "<pre>(1 spaces, 2 line breaks)</pre>"
     assert _text("") == "<pre>(empty)</pre>"
+
+
+def test_evaluations_tell_greedy_answers_from_sampled_ones(world):
+    for model, tasks in (("base", ["gsm8k", "mbpp"]), ("sft", ["gsm8k", "mbpp"])):
+        suite = {"suite": {"lengths": [], "tasks": tasks}, "limit": None}
+        part = {**suite, "shots": 5, "samples": 4, "temperature": 0.6}
+        name = f"eval:iha:1:reasoning:{model}"
+        world.inputs[name] = world.inputs[name].model_copy(update={"slice": part})
+    world.inputs = {n: m for n, m in world.inputs.items() if not n.startswith("eval:") or m.slice}
+    sampled = "4 answers per item at temperature 0.6"
+    base = f"5 shots, one greedy answer per item, and for majority votes on GSM8K {sampled}"
+    assert setup(world.results)["evaluation"] == f"reasoning (base): {base}; reasoning (sft): {sampled}"
+    world.inputs["eval:iha:1:reasoning:base"].slice["suite"]["tasks"] = ["mbpp"]
+    assert setup(world.results)["evaluation"].startswith("reasoning (base): 5 shots, one greedy answer per item; ")

@@ -10,7 +10,7 @@ from iha.evals.scores import suite_mean
 from iha.report.collect import measured
 from iha.report.format import big, mean_text, signed
 from iha.report.paper import paper
-from iha.report.stats import average_ranks, holm, interval, paired_effect, paired_p, ranks, smallest_p, t_test_p
+from iha.report.stats import average_ranks, holm, interval, paired_effect, paired_mean, ranks, smallest_p, t_test_p
 
 
 @pytest.mark.parametrize("table", ["table1", "table2"])
@@ -62,6 +62,11 @@ def test_rul_03_minus_one_and_nan_are_missing():
 
 def items(*scores: float):
     return {("task", str(i)): s for i, s in enumerate(scores)}
+
+
+def paired_p(a, b):
+    effect = paired_effect(a, b)
+    return None if effect is None else effect.p
 
 
 def test_one_seed_is_tested_over_items():
@@ -130,3 +135,19 @@ def test_the_smallest_p_is_that_of_a_sign_flip_test():
 def test_holm_by_hand():
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
     assert holm({}) == {}
+
+
+def test_a_difference_is_of_what_its_test_saw():
+    low, high = {("t", str(i)): float(i < 2) for i in range(8)}, {("t", str(i)): float(i < 6) for i in range(8)}
+    own, base = {1: 50.0}, {1: 25.0, 2: 75.0}
+
+    def gap(a, b, own=own, base=base):
+        return paired_mean(own, base, (a, b), paired_effect(a, b), 100.0)
+
+    half = {("t", str(i)): float(i < 4) for i in range(8)}
+    assert gap({1: half, 2: {}}, {1: low, 2: high}) == 25.0, "seed 1 alone; the means themselves are equal"
+    assert gap({}, {}) == 25.0, "without items, of the seeds that both have"
+    assert gap({}, {}, own={3: 1.0}) is None
+    few = dict(list(half.items())[4:])
+    assert gap({1: few}, {1: low}, own={1: 0.0}, base={1: 25.0}) == 0.0, "of the four items that both have"
+    assert gap({1: half}, {1: low}, own={1: 0.1 + 0.2}, base={1: 0.1}) == (0.1 + 0.2) - 0.1, "complete: as printed"

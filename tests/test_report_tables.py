@@ -228,3 +228,30 @@ def test_markdown_escapes_stars_and_bars(tmp_path):
     assert text.startswith("**SMOKE RUN")
     widths = {line.count(" | ") for line in text.splitlines() if line.startswith("| ")}
     assert widths == {7}
+
+
+def test_a_difference_leaves_out_a_seed_that_one_of_the_two_lacks(tmp_path):
+    """Global has a good second seed that IHA was not measured in: the means say IHA is behind, the shared seed not."""
+    world = whole(tmp_path, variants=("global", "iha"), seeds=(1, 2))
+    for variant, seed, right in (("global", 1, 8), ("global", 2, 32), ("iha", 1, 18), ("iha", 2, None)):
+        scores = {} if right is None else {("mbpp", "p1"): [float(i < right) for i in range(40)]}
+        note = "not run" if right is None else None
+        rows = [row("mbpp", "p1", None if right is None else right / 40, n=40, note=note)]
+        world.evaluate(variant, seed, "reasoning", "sft", rows, scores)
+    assert (cell(world, "Global", "MBPP P@1").main, cell(world, "IHA", "MBPP P@1").main) == ("50.00 ± 42.43", "45.0")
+    assert "Δ +25.0*" in cell(world, "IHA", "MBPP P@1").lines
+    assert not any(cell(world, v, "MBPP P@1").bold for v in ("Global", "IHA")), "the better mean lost the test"
+    for path in tmp_path.rglob("*.samples.jsonl.gz"):
+        path.unlink()
+    assert "Δ +25.0" in cell(world, "IHA", "MBPP P@1").lines, "without items too"
+
+
+def test_footnotes_tell_greedy_answers_from_sampled_ones(tmp_path):
+    world = whole(tmp_path)
+    for name, found in world.inputs.items():
+        if name.startswith("eval:"):
+            found.facts["settings"] = {"samples": 5}
+    after, base = (" ".join(grid(world, at).footnotes) for at in (0, 1))
+    assert "P@k and Maj@k: from 5 sampled answers per item." in after
+    assert "EM and P@1: one greedy answer per item; Maj@k: from 5 sampled answers per item." in base
+    assert "P@k" not in base

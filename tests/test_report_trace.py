@@ -199,6 +199,27 @@ def test_diff_of_evaluations_compares_their_rows(finished, capsys):
     assert set(found["data"]) == {"input model"}
 
 
+def test_diff_of_paths_reads_the_journals_of_their_own_experiment(finished, capsys):
+    """One place, three experiments: this one, another, and one whose state is gone."""
+    for name, speed in (("smoke", 10.0), ("other", 30.0), ("gone", None)):
+        if name != "smoke":
+            shutil.copytree("results/smoke", f"results/{name}")
+        if speed:
+            journal = Journal(Path(f"state/{name}/runs/iha/seed1/pretrain/metrics.jsonl"))
+            journal.write("start", run={"tags": {"git.commit": f"c0{name}"}})
+            journal.write("metrics", step=9, values={"step_seconds": 1.0, "tokens_per_second": speed})
+            journal.close()
+    ours, other, gone = (f"results/{name}/runs/iha/seed1/pretrain.json" for name in ("smoke", "other", "gone"))
+    found = json.loads(run(capsys, "diff", ours, other, "--json"))
+    assert found["code"] == {"commit": ["c0smoke", "c0other"]}
+    assert found["metrics"] == {"tokens per second, median": [10.0, 30.0]}
+    found = json.loads(run(capsys, "diff", "iha/seed1/pretrain", gone, "--json"))
+    assert found["code"] == {"commit": ["c0smoke", None]}
+    assert found["metrics"] == {"seconds in steps": [1.0, None], "tokens per second, median": [10.0, None]}
+    shutil.copy(ours, "alone.json")
+    assert json.loads(run(capsys, "diff", other, "alone.json", "--json"))["code"] == {"commit": ["c0other", None]}
+
+
 def test_a_run_that_is_not_there_names_those_that_are(finished, capsys):
     said = fails(capsys, "diff", "iha/seed1/pretrain", "iha/seed9/pretrain")
     assert "run: 'iha/seed9/pretrain'; allowed: a manifest's path, or one of: diff/seed1/extend," in said

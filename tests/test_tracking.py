@@ -7,6 +7,7 @@ import math
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from iha.tracking.replay import Replay
 from iha.tracking.store import check_uri, client_for, prepare_store, read_history
 from iha.tracking.sync import main as sync_main
 from iha.tracking.sync import sync
+from iha.tracking.system import SystemSampler
 
 pytestmark = pytest.mark.xdist_group("mlflow")  # one import of MLflow, one database
 AWAY = "http://127.0.0.1:9"
@@ -327,6 +329,23 @@ def test_a_torn_line_costs_that_line_only(tmp_path):
         again.log(2, loss=3.0)
     assert read_metrics(jsonl)["loss"] == [(0, 1.0), (2, 3.0)]
     assert read_metrics(tmp_path / "absent.jsonl") == {}
+
+
+def test_nothing_is_written_after_the_end(tmp_path, monkeypatch):
+    """A sample that was begun before the end and is ready after it: sync would take the run for killed."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def slow(_):
+        begun.set()
+        assert ended.wait(60)
+        return {"system/late": 1.0}
+
+    monkeypatch.setattr(SystemSampler, "sample", slow)
+    tracker = start(tmp_path / "metrics.jsonl", period=0.01)
+    assert begun.wait(60)
+    monkeypatch.setattr(tracker._stop, "set", lambda set=tracker._stop.set: (set(), ended.set()))
+    tracker.finish()
+    assert [event["event"] for _, event in read_events(tmp_path / "metrics.jsonl")] == ["start", "finish"]
 
 
 def test_a_full_disk_does_not_stop_training(tmp_path, caplog):

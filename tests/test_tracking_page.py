@@ -96,6 +96,20 @@ def test_a_summary_is_written_again_only_if_a_journal_says_something_new(state):
     assert home == summaries(state)[1]
 
 
+def test_of_a_training_that_was_redone_the_summary_has_the_current_run(tmp_path):
+    """Training moves the finished run to `pretrain.1`, its journal with it; that stays a run of its own."""
+    folder = tmp_path / "runs/iha/seed1"
+    for loss in (9.0, 1.0):
+        if (folder / "pretrain").exists():
+            (folder / "pretrain").rename(folder / "pretrain.1")
+        with journal(tmp_path, "iha", "pretrain", "runs/iha/seed1/pretrain") as tracker:
+            tracker.log(1, loss=loss)
+    assert sync(tmp_path, uri(tmp_path)) == 2
+    client, home, (run,) = summaries(tmp_path)
+    assert read_history(client, run.info.run_id) == {"pretrain/loss": [(1, 1.0)]}
+    assert len(client.search_runs([home], filter_string="tags.stage = 'pretrain'")) == 2
+
+
 def test_long_curves_are_thinned_to_their_ends():
     points = [(step, float(step)) for step in range(240_000)]
     thinned = thin(points)

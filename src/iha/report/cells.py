@@ -10,7 +10,7 @@ from iha.report.columns import Column
 from iha.report.format import BENCHMARKS, display
 from iha.report.paper import PaperTable
 from iha.report.records import Cell, ItemScores, Metric, Score
-from iha.report.stats import LEVEL, holm, interval, paired_effect, paired_p
+from iha.report.stats import LEVEL, holm, interval, paired_effect, paired_mean
 
 #: Share above which a rate becomes a footnote, and the footnote.
 RATES = {
@@ -54,14 +54,15 @@ def _column(
     reference = results.part.reference
     cells = {v: cell(results, column.key, v, column.factor) for v in results.part.variants}
     items = {v: _items(results, column.key, v) for v in cells}
-    base = cells[reference].mean
+    base = cells[reference]
     for v, plain in cells.items():
         own = _informed(plain, items[v], column, rates.get((column.benchmark, v), ()))
         cells[v] = replace(own, paper=paper.value(column.paper or "", v) if paper else None)
-        if v != reference and own.mean is not None and base is not None:
+        if v != reference and own.mean is not None and base.mean is not None:
             effect = paired_effect(items[v], items[reference])
             p, floor = (effect.p, effect.floor) if effect else (None, None)
-            cells[v] = replace(cells[v], delta=own.mean - base, p=p, reach=floor)
+            delta = paired_mean(own.by_seed, base.by_seed, (items[v], items[reference]), effect, column.factor)
+            cells[v] = replace(cells[v], delta=delta, p=p, reach=floor)
     best = _significant_best(cells, items, column.lower_is_better, tests)
     return {v: replace(own, bold=v == best) for v, own in cells.items()}
 
@@ -163,8 +164,8 @@ def _significant_best(
     best = (min if lower_is_better else max)(means, key=lambda v: means[v])
     for other in means:
         if other != best:
-            p = paired_p(items[best], items[other])
-            if p is None or p * tests >= LEVEL:
+            effect = paired_effect(items[best], items[other])
+            if effect is None or effect.p * tests >= LEVEL or (effect.mean < 0) != lower_is_better:
                 return None
     return best
 

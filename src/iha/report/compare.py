@@ -34,6 +34,8 @@ class Run:
 def open_run(experiment: Experiment, name: str) -> Run:
     """A run by name (VARIANT/seedN/STAGE, or VARIANT/seedN/SUITE.MODEL) or by the path of its manifest.
 
+    A path may be of another experiment: journal and commit are then that one's, none where its state is gone.
+
     Raises:
         UserError: no such run; names those there are.
     """
@@ -45,23 +47,24 @@ def open_run(experiment: Experiment, name: str) -> Run:
         listed = ", ".join(there) or f"none yet below {results}; run snakemake, or name another with --config"
         raise UserError(f"run: {name!r}; allowed: a manifest's path, or one of: {listed}.")
     manifest = read_manifest(path)
-    return Run(name, path, manifest, _entries(experiment, manifest))
+    return Run(name, path, manifest, _entries(experiment.around(path), manifest))
 
 
 def _all(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/seed*/*.json"))
 
 
-def _entries(experiment: Experiment, manifest: Manifest) -> dict[str, dict[str, Any]]:
+def _entries(experiment: Experiment | None, manifest: Manifest) -> dict[str, dict[str, Any]]:
     facts = manifest.facts
     data = {f"input {name}": digest for name, digest in manifest.parents.items()}
     data |= {key: facts[key] for key in DIGESTS if key in facts}
-    code = {"stage": manifest.stage, "fingerprint": manifest.code, "commit": experiment.commit(manifest)}
+    code: dict[str, Any] = {"stage": manifest.stage, "fingerprint": manifest.code}
+    code["commit"] = experiment.commit(manifest) if experiment else None
     metrics = {key: value for key, value in facts.items() if isinstance(value, int | float)}
     for row in facts.get("rows", ()):
         where = f"{row['task']}{'@' + str(row['length']) if row.get('length') else ''}"
         metrics[f"{where} {row['metric']}"] = row["value"]
-    metrics |= _journal(experiment, manifest)
+    metrics |= _journal(experiment, manifest) if experiment else {}
     return {"config": _flat(manifest.slice), "code": code, "data": data, "metrics": metrics}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,20 @@ class Experiment:
         settings = load_config(config or DEFAULT_CONFIG)
         runtime = settings.runtime
         return cls(Path(runtime.results_dir) / settings.experiment, Path(runtime.state_dir) / settings.experiment)
+
+    def around(self, path: Path) -> Experiment | None:
+        """The experiment that a run's manifest is of, by its place: the folder above `runs` or `evals`.
+
+        Its state lies to its results as ours lies to ours, and may be absent. None: `path` is below no such folder.
+        """
+        folder = path.resolve().parent
+        if folder.is_relative_to(self.results.resolve()):
+            return self
+        results = next((p.parent for p in folder.parents if p.name in ("runs", "evals")), None)
+        if results is None:
+            return None
+        beside = os.path.relpath(self.state.parent.resolve(), self.results.parent.resolve())
+        return Experiment(results, results.parent / beside / results.name)
 
     def manifest(self, name: str) -> tuple[Path, Manifest]:
         """Path and content of the report's input `name`."""

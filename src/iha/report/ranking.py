@@ -46,12 +46,18 @@ def _two_sided(null: Floats, lead: float) -> float:
 
 
 def _shared(results: Results, columns: Sequence[Column]) -> Floats | None:
-    """Scores (columns, variants, items) of one benchmark, higher is better; None without items that all have."""
+    """Scores (columns, variants, items) of one benchmark, higher is better; None without items that all have.
+
+    A column that nobody has scores in takes no part, as in `average_ranks`.
+    """
     part = results.part
     scores = [
         [[results.item_scores(v, s, c.model).get(c.key, {}) for s in part.seeds] for v in part.variants]
         for c in columns
     ]
+    scores = [rows for rows in scores if any(found for by_seed in rows for found in by_seed)]
+    if not scores:
+        return None
     items = sorted(set.intersection(*(set(found) for rows in scores for by_seed in rows for found in by_seed)))
     if not items:
         return None

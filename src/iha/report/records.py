@@ -77,6 +77,11 @@ class Cell:
         """Mean over seeds, None if nothing was measured."""
         return sum(self.values) / len(self.values) if self.values else None
 
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """Training seed -> value."""
+        return dict(zip(self.seeds, self.values, strict=True))
+
 
 @dataclass(frozen=True)
 class Text:

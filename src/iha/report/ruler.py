@@ -14,7 +14,7 @@ from iha.report.format import MISSING, display, mean_text, signed
 from iha.report.paper import paper
 from iha.report.power import power
 from iha.report.records import Cells, Footnotes, Grid, ItemScores, Metric, Text
-from iha.report.stats import LEVEL, holm, interval, paired_effect
+from iha.report.stats import LEVEL, holm, interval, paired_effect, paired_mean
 from iha.report.tables import caption
 
 #: Lengths of the overall mean where all of them were run [spec 11]; otherwise every length.
@@ -27,7 +27,7 @@ BySeed = dict[int, float]
 @dataclass(frozen=True)
 class Ruler:
     """Percent by variant (and length) and seed; a missing seed is absent. `p`: overall against the reference, Holm;
-    `reach`: the smallest value that it could have had.
+    `reach`: the smallest value that it could have had; `delta`: the difference tested, over the seeds that both have.
 
     `bounds`, `multikey_bounds`: 95 % interval of a mean, absent without the scores of single items.
     """
@@ -40,6 +40,7 @@ class Ruler:
     overall: dict[str, BySeed]
     p: dict[str, float]
     reach: dict[str, float]
+    delta: dict[str, float]
     bounds: dict[tuple[str, int], tuple[float, float]]
     multikey_bounds: dict[tuple[str, int], tuple[float, float]]
 
@@ -58,9 +59,9 @@ def ruler(results: Results) -> Ruler:
     keyed = {n: multikey_tasks(tasks[n]) for n in lengths}
     multikey = {(v, n): _means(results, v, n, keyed[n]) for v in variants for n in lengths}
     overall = {v: _overall([by_length[v, n] for n in over], results.part.seeds) for v in variants}
-    p, reach = _p_values(results, {n: tasks[n] for n in over}, {v for v in variants if overall[v]})
+    p, reach, delta = _against_reference(results, {n: tasks[n] for n in over}, overall)
     bounds, key_bounds = (_bounds(results, means, of) for means, of in ((by_length, tasks), (multikey, keyed)))
-    return Ruler(lengths, tasks, over, by_length, multikey, overall, p, reach, bounds, key_bounds)
+    return Ruler(lengths, tasks, over, by_length, multikey, overall, p, reach, delta, bounds, key_bounds)
 
 
 def overall_lengths(lengths: Iterable[int]) -> tuple[int, ...]:
@@ -108,17 +109,18 @@ def _overall(by_length: list[BySeed], seeds: tuple[int, ...]) -> BySeed:
     return found
 
 
-def _p_values(
-    results: Results, tasks: dict[int, tuple[str, ...]], variants: set[str]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Paired tests of the overall mean against the reference, over items of all tasks and lengths: p, smallest p."""
+def _against_reference(
+    results: Results, tasks: dict[int, tuple[str, ...]], overall: dict[str, BySeed]
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Paired tests of the overall mean, over items of all tasks and lengths: p, smallest p, difference in percent."""
     reference = results.part.reference
-    if reference not in variants:
-        return {}, {}
-    items = {v: {s: item_scores(results, v, s, tasks) for s in results.part.seeds} for v in variants}
-    found = {v: paired_effect(items[v], items[reference]) for v in variants if v != reference}
+    items = {v: {s: item_scores(results, v, s, tasks) for s in seeds} for v, seeds in overall.items() if seeds}
+    others = [v for v in items if v != reference and reference in items]
+    found = {v: paired_effect(items[v], items[reference]) for v in others}
+    gaps = {v: paired_mean(overall[v], overall[reference], (items[v], items[reference]), found[v], 100) for v in others}
+    delta = {v: gap for v, gap in gaps.items() if gap is not None}
     tested = {v: effect for v, effect in found.items() if effect is not None}
-    return holm({v: e.p for v, e in tested.items()}), holm({v: e.floor for v, e in tested.items()})
+    return holm({v: e.p for v, e in tested.items()}), holm({v: e.floor for v, e in tested.items()}), delta
 
 
 def item_scores(results: Results, variant: str, seed: int, tasks: dict[int, tuple[str, ...]]) -> ItemScores:
@@ -134,7 +136,7 @@ def ruler_grid(results: Results, numbers: Ruler) -> Grid:
     rows = []
     for v in results.part.variants:
         name = f"ruler:{v}"
-        cells = [_cell(f"{name}:overall", numbers.overall[v], _overall_lines(numbers, v, reference), notes)]
+        cells = [_cell(f"{name}:overall", numbers.overall[v], _overall_lines(numbers, v), notes)]
         for n in numbers.lengths:
             cells.append(_cell(f"{name}:{n}", numbers.by_length[v, n], _span(numbers.bounds, v, n), notes))
         for n in numbers.lengths:
@@ -175,19 +177,17 @@ def _notes(results: Results, numbers: Ruler) -> list[str]:
     theirs = f"Paper: multi-key accuracy of IHA relative to Global: {gains}."
     reference = results.part.reference
     shown = any(_gain(numbers, v, reference, n) for v in results.part.variants for n in numbers.lengths)
-    gain = f"Gain: multi-key mean relative to {display(reference)}." if shown else ""
+    gain = f"Gain: multi-key mean relative to {display(reference)}, of the seeds that both have." if shown else ""
     spans = "Brackets: 95 % interval as in Tables 1 and 2." if numbers.bounds else ""
     stars = f"Δ: difference to {display(reference)}, * if significant at {LEVEL} as in Tables 1 and 2."
     able = power(list(numbers.reach.values()), "tests of an overall difference to the reference")
     return [text for text in (own, able, stars, spans, gain, theirs, *paper().figure_notes) if text]
 
 
-def _overall_lines(numbers: Ruler, variant: str, reference: str) -> tuple[str, ...]:
-    own, base, published = numbers.overall[variant], numbers.overall[reference], paper().ruler_overall.get(variant)
-    lines = []
-    if variant != reference and own and base:
-        gap = sum(own.values()) / len(own) - sum(base.values()) / len(base)
-        lines.append(f"Δ {signed(gap, 1)}{'*' if numbers.p.get(variant, 1.0) < LEVEL else ''}")
+def _overall_lines(numbers: Ruler, variant: str) -> tuple[str, ...]:
+    published, lines = paper().ruler_overall.get(variant), []
+    if variant in numbers.delta:
+        lines.append(f"Δ {signed(numbers.delta[variant], 1)}{'*' if numbers.p.get(variant, 1.0) < LEVEL else ''}")
     return (*lines, *(() if published is None else (f"paper {published:.1f}",)))
 
 
@@ -220,9 +220,10 @@ def _span(bounds: dict[tuple[str, int], tuple[float, float]], variant: str, leng
 
 
 def _gain(numbers: Ruler, variant: str, reference: str, length: int) -> tuple[str, ...]:
-    """Relative gain over the reference in percent; undefined if the reference scores zero."""
+    """Relative gain over the reference in percent, of the seeds that both have; undefined if it scores zero."""
     own, base = numbers.multikey[variant, length], numbers.multikey[reference, length]
-    if variant == reference or not own or not base or sum(base.values()) == 0:
+    shared = own.keys() & base.keys()
+    theirs = sum(base[s] for s in shared)
+    if variant == reference or theirs == 0:
         return ()
-    ratio = (sum(own.values()) / len(own)) / (sum(base.values()) / len(base))
-    return (f"gain {signed(100 * (ratio - 1), 0)}%",)
+    return (f"gain {signed(100 * (sum(own[s] for s in shared) / theirs - 1), 0)}%",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from iha.report.collect import Results
 from iha.report.cost import CONFIG
 from iha.report.experiment import manifest_path
-from iha.report.format import big, display
+from iha.report.format import BENCHMARKS, big, display
 from iha.report.notes import STAGES
 from iha.report.page import definitions
 from iha.report.render import fold
@@ -21,6 +21,9 @@ from iha.report.section import Findings, Section
 from iha.slices import SPLITS, TrainSlice, TrainStage
 from iha.tracking.journal import read_events
 from iha.variants.base import Geometry
+
+#: Benchmarks whose answers are programs.
+PROGRAMS = ("mbpp", "humaneval")
 
 
 def setup_section(found: Findings) -> Section | None:
@@ -94,7 +97,7 @@ def _span(counts: list[int]) -> str:
 
 
 def _evaluations(results: Results) -> Iterator[str]:
-    """Each suite's shots, answers per item, limit and temperature."""
+    """Each suite's lengths, or its shots, answers per item, temperature and limit."""
     for name in dict.fromkeys(":".join(n.split(":")[3:]) for n in results.inputs if n.startswith("eval:")):
         part = next(m.slice for n, m in results.inputs.items() if n.startswith("eval:") and n.endswith(f":{name}"))
         if "suite" not in part:
@@ -104,9 +107,17 @@ def _evaluations(results: Results) -> Iterator[str]:
             yield f"{suite} ({model}): {', '.join(map(str, part['suite']['lengths']))} tokens, greedy"
         else:
             limit = f", first {part['limit']} items of each benchmark" if part["limit"] else ""
-            shots = f"{part['shots']} shots, " if model == "base" else ""
-            answers = f"{part['samples']} answers per item at temperature {part['temperature']}"
-            yield f"{suite} ({model}): {shots}{answers}{limit}"
+            yield f"{suite} ({model}): {_answers(part, model)}{limit}"
+
+
+def _answers(part: Mapping[str, Any], model: str) -> str:
+    """A base model answers greedily; samples are drawn besides, for a vote, where answers are not programs."""
+    sampled = f"{part['samples']} answers per item at temperature {part['temperature']}"
+    if model != "base":
+        return sampled
+    voted = [BENCHMARKS[task] for task in part["suite"]["tasks"] if task not in PROGRAMS]
+    votes = f", and for majority votes on {', '.join(voted)} {sampled}" if voted else ""
+    return f"{part['shots']} shots, one greedy answer per item{votes}"
 
 
 def _journals(results: Results) -> dict[str, str]:

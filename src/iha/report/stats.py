@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from iha.evals.scores import RESAMPLES, mean_sd, paired_difference
@@ -74,18 +74,35 @@ def paired_effect(a: Mapping[int, ItemScores], b: Mapping[int, ItemScores], fact
     return Effect(over_items.mean, low, high, p, len(shared), len(seeds), smallest_p(len(shared)), differ)
 
 
+def paired_mean(
+    own: Mapping[int, float],
+    base: Mapping[int, float],
+    items: tuple[Mapping[int, ItemScores], Mapping[int, ItemScores]],
+    effect: Effect | None,
+    factor: float = 1.0,
+) -> float | None:
+    """Difference of two variants' means over the seeds and items that their test is of; None without shared seeds.
+
+    `own`, `base`: training seed -> value; `effect`: the test of their `items`, which `factor` brings to the values'
+    unit. Where the test is of all there is, and where there is none, it is the values' own difference.
+    """
+    sizes = {len(scores) for by_seed in items for scores in by_seed.values() if scores}
+    if effect is not None and (own.keys() != base.keys() or effect.seeds != len(own) or sizes != {effect.items}):
+        return factor * effect.mean
+    shared = own.keys() & base.keys()
+    return _mean(own, shared) - _mean(base, shared) if shared else None
+
+
+def _mean(values: Mapping[int, float], seeds: Set[int]) -> float:
+    return sum(values[s] for s in values if s in seeds) / len(seeds)
+
+
 def smallest_p(items: int) -> float:
     """The smallest two-sided p-value of a sign-flip test: all of `items` differ in one direction, 2 of 2^items signs.
 
     With two or more seeds the t-test over seeds can only add to it.
     """
     return max(2.0 ** (1 - items), 1 / (RESAMPLES + 1))
-
-
-def paired_p(a: Mapping[int, ItemScores], b: Mapping[int, ItemScores]) -> float | None:
-    """The p-value of `paired_effect`."""
-    effect = paired_effect(a, b)
-    return None if effect is None else effect.p
 
 
 def interval(scores: Mapping[int, ItemScores], bounded: bool = True) -> Span | None:

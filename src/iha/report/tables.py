@@ -16,9 +16,9 @@ from iha.report.stats import LEVEL, average_ranks
 
 READING = (
     "Cells: mean over training seeds (± sample SD, ddof 1, from two seeds on) and its 95 % interval; Δ: difference to "
-    f"{{reference}}, * if significant at {LEVEL} (sign-flip test over paired items and, from two seeds on, t-test over "
-    "seeds; Holm over the table); bold: best of its column and better than each other variant by the same tests "
-    "(Bonferroni over the table); paper: the published value."
+    f"{{reference}} over the seeds and items that both have, * if significant at {LEVEL} (sign-flip test over paired "
+    "items and, from two seeds on, t-test over seeds; Holm over the table); bold: best of its column and better than "
+    "each other variant by the same tests (Bonferroni over the table); paper: the published value."
 )
 INTERVALS = (
     "Intervals: the wider of over items and, from two seeds on, t over seeds. Over items: Clopper-Pearson where each "
@@ -99,8 +99,9 @@ def _answers(results: Results, block: Block) -> str:
         for n, m in results.inputs.items()
         if n.startswith("eval:") and n.endswith(f":{model}")
     ]
-    drawn = sorted({x["samples"] for x in settings if "samples" in x})
-    said = [f"P@k and Maj@k: from {' or '.join(map(str, drawn))} sampled answers per item."] if drawn else []
+    drawn = " or ".join(map(str, sorted({x["samples"] for x in settings if "samples" in x})))
+    what = "EM and P@1: one greedy answer per item; Maj@k" if model == "base" else "P@k and Maj@k"
+    said = [f"{what}: from {drawn} sampled answers per item."] if drawn else []
     if any(column.metric.startswith("maj") for column in block.columns):
         said.append(
             "Maj@k: ties share the credit, so an item may count in part; an answer that cannot be read never wins."

@@ -1,14 +1,15 @@
 """One summary run per variant and seed: all loss curves and final scores, so that five runs compare five variants.
 
 MLflow compares runs, but a variant is many of them (three trainings, several suites). The summary gathers what their
-journals say under `stage/metric`; it is replaced as a whole when one of them has changed. It is nested in no other run:
-MLflow's page would show its parent in its place.
+journals say under `stage/metric`; it is replaced as a whole when one of them has changed. A training that was redone
+counts once, as it is now. A summary is nested in no other run: MLflow's page would show its parent in its place.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -35,10 +36,16 @@ def summarise(client: Any, experiment: str, journals: Iterable[Path]) -> int:
     """Write the summaries of an experiment from its stages' journals; returns how many were new or had changed."""
     home = client.get_experiment_by_name(experiment).experiment_id
     runs = [(info, path) for path in journals if (info := read_run(path)) and info.experiment == experiment]
-    runs = sorted(((i, p) for i, p in runs if i.group), key=lambda run: (str(run[0].group), run[0].stage))
+    runs = [(info, path) for info, path in runs if info.group and not _moved_aside(info, path)]
+    runs = sorted(runs, key=lambda run: (str(run[0].group), run[0].stage))
     client.set_experiment_tag(home, *KIND)
     groups = groupby(runs, key=lambda run: str(run[0].group))
     return sum([_write(client, home, group, list(members)) for group, members in groups])
+
+
+def _moved_aside(info: RunInfo, journal: Path) -> bool:
+    """Whether the run was redone: training moves the finished one to `<stage>.N`."""
+    return re.fullmatch(rf"{re.escape(info.stage)}\.\d+", journal.parent.name) is not None
 
 
 def _write(client: Any, home: str, group: str, members: list[tuple[RunInfo, Path]]) -> bool:

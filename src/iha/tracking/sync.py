@@ -71,7 +71,7 @@ def sync(state: Path, uri: str) -> int:
 
 
 def _sizes(state: Path, uri: str) -> dict[str, Any]:
-    """What the summaries are made from: the store and the size of every current journal."""
+    """What the summaries are made from: the store and the size of every `metrics.jsonl`."""
     journals = [path for path in sorted(state.rglob("metrics.jsonl")) if read_run(path) is not None]
     return {"uri": uri, "sizes": {path.relative_to(state).as_posix(): path.stat().st_size for path in journals}}
 

@@ -40,6 +40,7 @@ class Tracker:
         self._live_after = live_after
         self._period = period
         self._stop = threading.Event()
+        self._ending = threading.RLock()
         self._nonfinite: dict[str, int] = {}
         self._first_nonfinite: int | None = None
         self._thread = threading.Thread(target=self._pump, name="iha-tracking", daemon=True)
@@ -107,8 +108,9 @@ class Tracker:
         if self._stop.is_set():
             return
         failed = "FAILED" if status == "FINISHED" and self._nonfinite else status
-        self._journal.write("finish", status=failed, nonfinite_step=self._first_nonfinite)
-        self._stop.set()
+        with self._ending:
+            self._journal.write("finish", status=failed, nonfinite_step=self._first_nonfinite)
+            self._stop.set()
         self._thread.join(PATIENCE)
         if self._thread.is_alive():
             log.warning("MLflow did not answer in %.0f s; the rest stays in %s for sync.", PATIENCE, self._journal.path)
@@ -120,6 +122,13 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.finish("FINISHED" if kind is None else "FAILED")
 
+    def _sample(self, sampler: SystemSampler) -> None:
+        """Write a system sample unless the run ended while it was taken: `finish` is a journal's last line."""
+        step, values = sampler.step(), sampler.sample()
+        with self._ending:
+            if not self._stop.is_set():
+                self._journal.write("metrics", step=step, values=values)
+
     def _pump(self) -> None:
         """Sample and replay until the run ends; every error is logged once and tried again later."""
         sampler, started, complained = SystemSampler(), time.monotonic(), False
@@ -128,7 +137,7 @@ class Tracker:
             ended = self._stop.wait(self._period)
             try:
                 if not ended:
-                    self._journal.write("metrics", step=sampler.step(), values=sampler.sample())
+                    self._sample(sampler)
                 if replay is None and not ended and time.monotonic() - started >= self._live_after:
                     from iha.tracking.replay import Replay
 
