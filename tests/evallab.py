@@ -54,6 +54,15 @@ def mirror() -> Path:
     return root
 
 
+def math_rows(*answers: str) -> list[dict]:
+    """MATH-500 items with these answers."""
+    return [
+        {"problem": f"p{i}", "solution": f"So it is $\\boxed{{{answer}}}$.", "answer": answer, "subject": "Algebra",
+         "level": 1, "unique_id": str(i)}
+        for i, answer in enumerate(answers)
+    ]  # fmt: skip
+
+
 @cache
 def tasks(*names: str) -> dict:
     """Stock tasks from the mirror."""

@@ -17,13 +17,15 @@ from datasets import Dataset
 from evallab import KINDS, mirror, net, tasks
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
+from trainlab import Lab, plain_store, recipe, train_slice
 
 from iha.cli import main
+from iha.errors import DataError
 from iha.evals.lm import IhaLM
 from iha.evals.prefill import left_pad
 from iha.hub.export import export_model
 from iha.hub.folders import tokenizer_of
-from iha.modelfile import load_model, save_model
+from iha.modelfile import load_model, read_header, save_model
 
 PROMPTS = ["the cat", "the cat sat on a mat and a dog ran to its end with 7 hats", "x = 3.14159"]
 NEW = 12
@@ -121,6 +123,35 @@ def test_export_from_the_command_line_overwrites_nothing(exported, tmp_path, cap
     with pytest.raises(SystemExit):
         main(["export", str(tmp_path / "alone"), str(tmp_path / "other")])
     assert "no tokenizer" in capsys.readouterr().err and not (tmp_path / "other").exists()
+
+
+def test_the_tokenizer_of_another_run_is_refused(tmp_path):
+    """Of equal size, so that nothing else can tell."""
+    state, sha = tmp_path / "state", tokenizer().sha256
+    (state / "tokenizer").mkdir(parents=True)
+    for path in tokenizer().folder.iterdir():
+        (state / "tokenizer" / path.name).write_bytes(path.read_bytes())
+    ids = state / "tokenizer" / "ids.json"
+    ids.write_text(ids.read_text().replace(sha, "f00d" * 16))
+    save_model(net("diff"), state / "final", {"stage": "sft", "tokenizer": sha})
+    words = f"trained with tokenizer {sha[:12]}, but .*tokenizer holds f00df00df00d.*--tokenizer FOLDER"
+    with pytest.raises(DataError, match=words):
+        export_model(state / "final", tmp_path / "out")
+    with pytest.raises(DataError, match=words):
+        IhaLM.create_from_arg_obj({"path": state / "final"})
+    assert not (tmp_path / "out").exists()
+    export_model(state / "final", tmp_path / "out", tokenizer().folder)
+    assert IhaLM.create_from_arg_obj({"path": tmp_path / "out"}).tokenizer_name == sha
+
+
+def test_a_training_names_its_tokenizer_in_the_model(tmp_path):
+    lab, part = Lab(tmp_path), train_slice(recipe=recipe(steps=2))
+    store = plain_store(lab.state)
+    lab.give("store", store.model_copy(update={"facts": {**store.facts, "tokenizer_sha256": "c0de"}}))
+    code, text = lab.run(part)
+    assert code == 0, text
+    header = read_header(lab.folder(part) / "final")
+    assert header["extra"] == {"stage": "pretrain", "variant": part.variant.name, "seed": 1, "tokenizer": "c0de"}
 
 
 def test_an_export_that_cannot_be_finished_leaves_nothing(exported, tmp_path):

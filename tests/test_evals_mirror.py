@@ -11,16 +11,21 @@ from pathlib import Path
 
 import lm_eval
 import pytest
+from dag import checkout, edit_config, planned, snakemake
 from datalab import write_rows
-from evallab import SOURCES, mirror, tasks
+from evallab import SOURCES, math_rows, mirror, tasks
 
 from iha.config import BookSource, HubSource
 from iha.errors import ConfigError, DataError
-from iha.evals import sandbox
+from iha.evals import grade, sandbox
 from iha.evals.mirror import ESSAYS, SETS, haystack_kind, write_code_metric, write_haystack, write_set
+from iha.evals.ruler import read_items
+from iha.evals.ruler.haystack import read_haystack
+from iha.evals.ruler.items import write_items
 from iha.evals.tasks import BENCHMARKS, load_tasks
-from iha.manifest import sha256_file
+from iha.manifest import Manifest, file_entry, read_manifest, sha256_file
 from iha.slices import ItemsSlice
+from iha.stages import contamination
 from iha.stages import items as stage
 from iha.stages.common import Context
 
@@ -90,6 +95,35 @@ def test_items_written_anew_are_read_anew(tmp_path):
         written = (tmp_path / SETS["gsm8k"].path / "main/test.jsonl").read_text().splitlines()
         docs = load_tasks(["gsm8k"], tmp_path)["gsm8k"].test_docs()
         assert [doc["question"] for doc in docs] == [json.loads(line)["question"] for line in written]
+
+
+def test_a_line_separator_inside_an_item_does_not_end_it(tmp_path):
+    rows = math_rows("1", "2")
+    rows[0]["problem"] = "one\u2028two\u2029three\x85four"
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    (tmp_path / "math500_test.jsonl").write_text("\n".join(lines))
+    done = write_set(tmp_path / "mirror", "math500", "files", items_dir=tmp_path, limit=None)
+    file = Path("mirror", SETS["math500"].path, "test.jsonl")
+    docs = load_tasks(["math500"], tmp_path / "mirror")["math500"].test_docs()
+    assert done.n == 2 and [doc["problem"] for doc in docs] == [row["problem"] for row in rows]
+    entry = file_entry(tmp_path / file, tmp_path)
+    made = Manifest(stage="items", slice={}, code="", files={"math500_test": entry}, facts={"tasks": {"math500": {}}})
+    context = Context(tmp_path / "out.json", tmp_path, {}, "", "x", 1, "cpu")
+    asked = {f"math500/{i}": row["problem"] for i, row in enumerate(rows)}
+    assert contamination.questions(made, context) == asked
+
+
+def test_a_line_separator_inside_a_ruler_item_or_its_haystack_does_not_end_it(tmp_path):
+    text = "one\u2028two\u2029three\x85four"
+    item = {
+        "index": 0, "input": text, "outputs": ["x"], "length": 1, "max_new_tokens": 1, "answer_prefix": "",
+        "depth": None, "source": "real", "tokenizer": "t",
+    }  # fmt: skip
+    write_items(tmp_path / "qa_1.jsonl", [item, item])
+    made = Manifest(stage="ruler", slice={}, code="", files={"qa_1": file_entry(tmp_path / "qa_1.jsonl", tmp_path)})
+    assert read_items(made, tmp_path, "qa_1", "t") == [item, item]
+    path, _ = write_haystack(tmp_path, iter([text, "five"]), enough=99)
+    assert read_haystack(path, "synthetic").words == ("one", "two", "three", "four", "five")
 
 
 def test_few_shots_are_stock_and_never_the_question_itself():
@@ -209,6 +243,37 @@ def test_the_stage_says_what_it_wrote(tmp_path):
     assert made.facts["haystack"]["source"] == "synthetic"
 
 
+@pytest.mark.slow
+def test_a_changed_file_of_the_user_makes_the_items_again(tmp_path):
+    """Items, RULER's questions and the haystack; equal content changes no manifest."""
+    folder = tmp_path / "items"
+    write_rows(folder / "math500_test.jsonl", math_rows("1"))
+    write_rows(folder / "hay.jsonl", [{"text": "Long ago there was a road."}])
+    (folder / "dev-v2.0.json").write_text("{}")
+    haystack = {"kind": "files", "paths": [str(folder / "hay.jsonl")]}
+    checkout(tmp_path)
+    config = edit_config(tmp_path, evals__items_dir="items", evals__items__math500="files", evals__haystack=haystack)
+    target = ["results/micro/data/items.json", "--configfile", str(config)]
+    snakemake(tmp_path, *target, config=None)
+    first = read_manifest(tmp_path / target[0], "items")
+    assert planned(snakemake(tmp_path, "-n", *target, config=None)) == {}
+    for name in ("math500_test.jsonl", "hay.jsonl", "dev-v2.0.json"):
+        path = folder / name
+        before = path.read_text()
+        path.write_text(before + "\n")
+        assert planned(snakemake(tmp_path, "-n", *target, config=None)) == {"items": 1}, name
+        path.write_text(before)
+    (folder / "dev-v2.0.json").write_text("[]")
+    snakemake(tmp_path, *target, config=None)
+    second = read_manifest(tmp_path / target[0], "items")
+    assert (
+        first.facts["questions"]
+        != second.facts["questions"]
+        == {"dev-v2.0.json": sha256_file(folder / "dev-v2.0.json")}
+    )
+    assert first.files == second.files
+
+
 @needs_real_items
 @pytest.mark.parametrize(("task", "n"), [("gsm8k", 1319), ("math500", 500), ("mbpp", 500)])
 def test_real_items(tmp_path, task, n):
@@ -218,6 +283,16 @@ def test_real_items(tmp_path, task, n):
         (folder / path.name).symlink_to(path)
     done = write_set(tmp_path / "m", task, "files", items_dir=folder, limit=None)
     assert (done.n, done.source) == (n, "real") and done.n == SETS[task].test
+
+
+@needs_real_items
+def test_every_real_math_solution_is_right_by_our_own_gold(tmp_path):
+    write_set(tmp_path, "math500", "files", items_dir=Path(REAL), limit=None)
+    rows = [json.loads(line) for line in (Path(REAL) / "math500_test.jsonl").read_text().split("\n") if line]
+    golds = [BENCHMARKS["math500"].answer(doc) for doc in load_tasks(["math500"], tmp_path)["math500"].test_docs()]
+    pairs = list(zip(rows, golds, strict=True))
+    assert sum(grade.equal("math500", grade.extract("math500", r["solution"]), gold) for r, gold in pairs) == 500
+    assert sum(grade.equal("math500", r["answer"], gold) for r, gold in pairs) == 500
 
 
 METRIC = """

@@ -17,6 +17,8 @@ from iha.evals.ruler import score
         ("niah_multiquery", "2222222, 1111111.\n\nThe 9999999", ["1111111", "2222222"], 1, 1),
         ("vt", "ABCDE FGHIJ", ["ABCDE", "FGHIJ"], 1, 1),
         ("vt", "ABCDE FGHIJ XYZUV", ["ABCDE", "FGHIJ"], 1, 0),
+        ("vt", " VAR ABCDE, VAR FGHIJ", ["ABCDE", "FGHIJ"], 1, 1),
+        ("vt", " VAR ABCDE, VAR VARXY", ["ABCDE"], 1, 0),
         ("cwe", "1. go 2. Wolf", ["go", "wolf"], 1, 1),
         ("cwe", "1. mango 2. wolf", ["go", "wolf"], 1, 0),
         ("qa_1", "The Miller.\nQuestion: who", ["miller", "the old miller"], 1, 1),

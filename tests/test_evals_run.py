@@ -6,10 +6,11 @@ import gzip
 import json
 import math
 import signal
+from dataclasses import replace
 
 import pytest
-from datalab import SIZE, tokenizer
-from evallab import KINDS, SOURCES, Oracle, gold_oracle, net, tasks, values
+from datalab import SIZE, tokenizer, write_rows
+from evallab import KINDS, SOURCES, Oracle, gold_oracle, math_rows, net, tasks, values
 from lm_eval.evaluator import evaluate as lm_eval_evaluate
 
 from iha.config import BookSource, Suite, Variant
@@ -18,8 +19,10 @@ from iha.evals import run as run_module
 from iha.evals import sandbox
 from iha.evals.journal import Journal
 from iha.evals.lm import IhaLM
+from iha.evals.mirror import write_set
 from iha.evals.records import Graded, Record, row_of, write_records
 from iha.evals.run import Settings, run_suite
+from iha.evals.tasks import load_tasks
 from iha.manifest import Manifest, file_entry, sha256_file, verify_files
 from iha.modelfile import save_model
 from iha.slices import EvalSlice, ItemsSlice, RulerSlice
@@ -51,6 +54,26 @@ def test_an_oracle_scores_one_and_a_mute_model_zero(name, settings):
     assert scores["strict" if name == "gsm8k" else "math_verify"] == 1.0
     mute = values(run(Oracle(lambda doc, number: "I do not know."), name, settings=settings))
     assert {mute[m] for m in scores if m not in ("unparsable",)} == {0.0} and mute["unparsable"] == 1.0
+
+
+PLANE = "2x - y + 3z + 8 = 0"
+
+
+def test_mth_01_the_gold_is_the_items_own_answer_not_what_minerva_makes_of_it(tmp_path):
+    """Minerva cuts the plane down to 0, and the backslashes that end a row of the vector."""
+    answers = (PLANE, r"\begin{pmatrix} -2 \\ -14 \\ -7 \end{pmatrix}", r"\frac9{19}", r"x^2 + a y = 25")
+    write_rows(tmp_path / "math500_test.jsonl", math_rows(*answers))
+    write_set(tmp_path / "mirror", "math500", "files", items_dir=tmp_path, limit=None)
+    task = load_tasks(["math500"], tmp_path / "mirror")
+    settings = Settings(samples=1, temperature=0.6, max_new_tokens=300, context=64)
+
+    def scores(answer):
+        return values(run_suite(Oracle(answer), task, settings, {"math500": "real"}))
+
+    assert next(doc["answer"] for doc in task["math500"].test_docs()) == "0", "the stock task's own gold stays"
+    right = scores(lambda doc, number: doc["solution"])
+    assert right["em"] == right["p1"] == right["maj1"] == 1.0
+    assert scores(lambda doc, number: r"\boxed{0}")["em"] == 0.0
 
 
 @pytest.mark.sandbox
@@ -300,6 +323,15 @@ def test_stage_evaluate_killed_half_way_goes_on_and_ends_alike(world, monkeypatc
     assert list(state.rglob("answers.jsonl"))
     assert evaluate.body(part, context(state, inputs)).files["samples"].sha256 == whole
     assert len(kept) == 6, "4 answers, then the other 2"
+
+
+def test_answers_of_another_precision_or_cache_are_not_taken_up(world, monkeypatch):
+    state, inputs = world
+    part, here = eval_slice(Suite(name="again", model="base", tasks=("gsm8k",))), context(state, inputs)
+    subject = evaluate._subject(here)
+    found = [evaluate._identity(p, subject, here) for p in (part, part.model_copy(update={"kv_cache": "base"}))]
+    found += [evaluate._identity(part, subject, replace(here, device=device)) for device in ("cuda", "cpu")]
+    assert len(set(found)) == 3 and found[0] == found[3]
 
 
 def test_stage_evaluate_runs_ruler(world):

@@ -1,5 +1,7 @@
 """Tokenizer, token stores, evaluation items, tracking store, FLOP ledger."""
 
+from iha.evals.mirror import local_files
+
 
 # No job waits for the store (an `ancient` input would hide changed params from Snakemake); it is made first.
 rule tracking:
@@ -87,7 +89,10 @@ rule tokenise:
         command("tokenise")
 
 
+# Files of the user, no manifests: a change of one makes the items again.
 rule items:
+    input:
+        local_files(dag.items_slice(CFG)),
     output:
         manifest=f"{OUT}/data/items.json",
     log:

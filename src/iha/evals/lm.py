@@ -23,7 +23,7 @@ from iha.evals.companion import GoldScore, gold_scores
 from iha.evals.generate import Answer, Generator, Job
 from iha.evals.journal import Journal
 from iha.evals.sampling import Draw, Sampling, prompt_digest
-from iha.hub.folders import CONTEXTS, tokenizer_of
+from iha.hub.folders import CONTEXTS, check_tokenizer, tokenizer_of
 
 if TYPE_CHECKING:
     from iha.data.tokenizer import Tokenizer
@@ -82,11 +82,12 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
 
         Raises:
             ConfigError: an argument is unknown, or `path` is missing.
+            DataError: the tokenizer is not the model's.
         """
         import torch
 
         from iha.data.tokenizer import Tokenizer
-        from iha.modelfile import load_model
+        from iha.modelfile import load_model, read_header
 
         unknown = sorted(set(arg_dict) - set(MODEL_ARGS))
         if unknown or "path" not in arg_dict:
@@ -96,11 +97,14 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         device = extra.get("device", "cuda")  # lm-eval itself says "cuda:0" where no device is named
         if device.startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"
-        model = load_model(Path(arg_dict["path"]), device=device, backend=arg_dict.get("backend", "auto"))
+        path = Path(arg_dict["path"])
+        tokenizer = Tokenizer.load(Path(arg_dict.get("tokenizer") or tokenizer_of(path)))
+        check_tokenizer(path, read_header(path), tokenizer)
+        model = load_model(path, device=device, backend=arg_dict.get("backend", "auto"))
         size = str(arg_dict.get("batch_size", extra.get("batch_size", "auto")))
         return cls(
             model,
-            Tokenizer.load(Path(arg_dict.get("tokenizer") or tokenizer_of(Path(arg_dict["path"])))),
+            tokenizer,
             max_length=int(arg_dict.get("max_length") or CONTEXTS * model.pretrain_len),
             batch_size=BATCH_SIZE if size.startswith("auto") else int(size),
             seed=int(arg_dict.get("seed", 0)),

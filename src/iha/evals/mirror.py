@@ -9,12 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape, glob
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from iha.config import HubSource, Source
+from iha.config import FileSource, HubSource, Source
 from iha.errors import DataError
+from iha.evals.ruler.qa import SOURCES as QUESTIONS
 from iha.manifest import atomic_path, sha256_file
+
+if TYPE_CHECKING:
+    from iha.slices import ItemsSlice
 
 Row = Mapping[str, Any]
 Splits = dict[str, list[dict[str, Any]]]
@@ -154,6 +159,17 @@ def _from_hub(task: str) -> Splits:
     return {split: [dict(row) for row in found[split]] for split in hub.splits}
 
 
+def local_files(part: ItemsSlice) -> list[str]:
+    """Files of the user that items, RULER's questions and its haystack come from, as far as they are there."""
+    patterns = list(part.haystack.paths) if isinstance(part.haystack, FileSource) else []
+    if part.items_dir is not None:
+        names = [f"{task}*.jsonl" for task, source in part.items.items() if source == "files"]
+        names += [source.file for source in QUESTIONS.values()]
+        patterns += [f"{escape(part.items_dir)}/{name}" for name in names]
+    found = {Path(name) for pattern in patterns for name in glob(pattern, recursive=True)}  # noqa: PTH207 (absolute)
+    return sorted(str(path) for path in found if path.is_file())
+
+
 def _from_files(task: str, folder: Path | None) -> Splits:
     if folder is None:
         raise DataError("evals.items_dir: not set, but a benchmark's items come from files; name the folder.")
@@ -170,7 +186,7 @@ def _read(folder: Path, *patterns: str) -> list[dict[str, Any]]:
     for pattern in patterns:
         found = sorted(folder.glob(pattern))
         if found:
-            return [json.loads(line) for line in found[0].read_text().splitlines() if line.strip()]
+            return [json.loads(line) for line in found[0].read_text().split("\n") if line.strip()]
     raise DataError(f"evals.items_dir: {folder} has no {patterns[0]}; one JSON item per line in the hub's columns.")
 
 

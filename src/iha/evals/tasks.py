@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from iha.errors import ConfigError, DataError
+from iha.evals import latex
 from iha.evals.programs import complete, humaneval_tests, mbpp_tests
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ def _mbpp(doc: Doc, text: str) -> tuple[str, str]:
     return extract("mbpp", text) or "", mbpp_tests(doc.get("test_setup_code") or "", doc["test_list"])
 
 
+def _math_answer(doc: Doc) -> str:
+    """The solution's last box: in place of `answer` the stock task puts what Minerva's normalisation leaves of it."""
+    boxed = latex.last_boxed(doc["solution"])
+    return str(doc["answer"]) if boxed is None else boxed
+
+
 BENCHMARKS: dict[str, Benchmark] = {
     b.name: b
     for b in (
@@ -73,7 +80,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         Benchmark(
             "math500", "minerva_math500", "minerva_math",
             gold=lambda doc: f" {doc['solution']}",
-            answer=lambda doc: str(doc["answer"]),
+            answer=_math_answer,
             official={("exact_match", "none"): "minerva", ("math_verify", "none"): "math_verify"},
         ),
         Benchmark("mbpp", "mbpp", "mbpp", gold=lambda doc: f"{doc['code']}\n[DONE]", program=_mbpp),

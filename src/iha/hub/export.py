@@ -10,7 +10,7 @@ from typing import Any
 
 from iha.data.tokenizer import Tokenizer
 from iha.errors import ConfigError
-from iha.hub.folders import CONTEXTS, tokenizer_of
+from iha.hub.folders import CONTEXTS, check_tokenizer, tokenizer_of
 from iha.hub.sources import MODELING, flat_name, flat_sources
 from iha.manifest import write_json
 from iha.modelfile import HEADER, WEIGHTS, load_model, read_header
@@ -56,12 +56,13 @@ def export_model(model: Path, output: Path, tokenizer: Path | None = None, max_l
         max_length: `max_position_embeddings` of the config; None: 8 pretraining lengths.
 
     Raises:
-        UserError: the model or tokenizer cannot be read, or `output` exists.
+        UserError: the model or tokenizer cannot be read or do not belong together, or `output` exists.
     """
     if output.exists():
         raise ConfigError(f"{output}: exists; nothing is overwritten. Name another folder, or remove it first.")
     header, network = read_header(model), load_model(model)
     tokens = Tokenizer.load(tokenizer or tokenizer_of(model))
+    check_tokenizer(model, header, tokens)
     texts = flat_sources(type(network.spec))
     texts["README.md"] = _card(header, output.name, sum(p.numel() for p in network.parameters()))
     temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")

@@ -29,7 +29,8 @@ def questions(items: Manifest, context: Context) -> dict[str, str]:
     found: dict[str, str] = {}
     for task in items.facts["tasks"]:
         path = context.state / items.files[f"{task}_test"].path
-        for number, line in enumerate(path.read_text().splitlines()):
+        lines = [line for line in path.read_text().split("\n") if line]  # splitlines() also splits at U+2028
+        for number, line in enumerate(lines):
             found[f"{task}/{number}"] = json.loads(line)[QUESTION[task]]
     return found
 

@@ -20,6 +20,8 @@ from iha.tracking import Tracker
 from iha.train.signals import STOPPING
 
 if TYPE_CHECKING:
+    import torch
+
     from iha.evals.lm import IhaLM
     from iha.evals.records import Outcome, Row
 
@@ -60,7 +62,7 @@ def body(part: EvalSlice, context: Context) -> Made:
         jsonl=home / "metrics.jsonl",
         tags={"code": context.code},
     )
-    with _killed_if_stopped(tracker), Journal(home / "answers.jsonl", _identity(subject, context)) as journal:
+    with _killed_if_stopped(tracker), Journal(home / "answers.jsonl", _identity(part, subject, context)) as journal:
         lm, settings = _load(part, context, subject, journal)
         outcome = _ruler(lm, part, context, subject) if part.suite.lengths else _reasoning(lm, part, context, subject)
         write_records(home / "samples.jsonl.gz", outcome.records)
@@ -97,9 +99,18 @@ def _subject(context: Context) -> Subject:
     )
 
 
-def _identity(subject: Subject, context: Context) -> str:
-    """What an answer depends on besides its prompt: weights, tokenizer, code."""
-    return f"{subject.weights}|{context.inputs['tokenizer'].facts['sha256']}|{context.code}"
+def _identity(part: EvalSlice, subject: Subject, context: Context) -> str:
+    """What an answer depends on besides its prompt: weights, tokenizer, code, precision, form of the cache."""
+    tokenizer = context.inputs["tokenizer"].facts["sha256"]
+    return f"{subject.weights}|{tokenizer}|{context.code}|{_precision(context)[1]}|{part.kv_cache}"
+
+
+def _precision(context: Context) -> tuple[str, torch.dtype]:
+    """Device of the model, and the number format it is run in there."""
+    import torch
+
+    device = context.device if context.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    return device, torch.bfloat16 if device == "cuda" else torch.float32
 
 
 def _load(part: EvalSlice, context: Context, subject: Subject, journal: Any) -> tuple[IhaLM, dict[str, Any]]:
@@ -111,8 +122,7 @@ def _load(part: EvalSlice, context: Context, subject: Subject, journal: Any) -> 
     from iha.modelfile import load_model
 
     torch.set_num_threads(context.threads)
-    device = context.device if context.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    device, dtype = _precision(context)
     model = load_model(subject.folder, device, dtype)
     model.cache_form = part.kv_cache
     limit = CONTEXTS * subject.context

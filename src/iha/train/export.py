@@ -31,7 +31,9 @@ def export(run: Run, model: Transformer) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir()
     point("export")
-    save_model(plain, temporary, {"stage": part.stage, "variant": part.variant.name, "seed": part.seed})
+    tokenizer = run.context.inputs["store"].facts.get("tokenizer_sha256")
+    origin = {"stage": part.stage, "variant": part.variant.name, "seed": part.seed, "tokenizer": tokenizer}
+    save_model(plain, temporary, origin)
     point("export.written")
     if final.exists():
         final.rename(old)

@@ -40,7 +40,7 @@ def read_haystack(path: Path, source: str) -> Haystack:
     Raises:
         DataError: no words in it.
     """
-    texts = [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
+    texts = [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").split("\n") if line]
     words = tuple(" ".join(texts).split())
     if not words:
         raise DataError(f"{path}: no text for RULER's essay haystacks. Change evals.haystack in the config file.")

@@ -59,7 +59,7 @@ def read_items(manifest: Manifest, state: Path, task: str, tokenizer_sha256: str
     part = manifest.model_copy(update={"files": {task: manifest.files[task]}})
     verify_files(part, state, deep=True)
     path = state / manifest.files[task].path
-    items: list[Item] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    items: list[Item] = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     others = {item["tokenizer"] for item in items} - {tokenizer_sha256}
     if others:
         raise DataError(

@@ -9,8 +9,9 @@ from iha.config import RULER_TASKS
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-#: What an answer of a kind looks like: a gold of that kind, and anything a model may offer in its place.
-_KINDS = ((r"\d{7}", r"\d+"), (_UUID, _UUID), (r"[A-Z]{5}", r"[A-Z]{3,}"))
+#: What an answer of a kind looks like: a gold of that kind, and anything a model may offer in its place. The text puts
+#: VAR before a variable.
+_KINDS = ((r"\d{7}", r"\d+"), (_UUID, _UUID), (r"[A-Z]{5}", r"(?!VAR\b)[A-Z]{3,}"))
 
 
 def score(task: str, output: str, golds: Sequence[str]) -> dict[str, float]:
