@@ -147,15 +147,11 @@ def _check_module(kind: str, spec: type[AttentionSpec]) -> None:
     """
     path = getattr(spec, "module", None)
     name, _, attribute = str(path).partition(":")
-    loaded, why = sys.modules.get(name), "does not exist"
-    try:
-        there = hasattr(loaded, attribute) if loaded else bool(attribute and find_module(name))
-    except Exception as error:  # to find a module is to run its package, code that is not ours
-        there, why = False, f"cannot be found ({error})"
-    if not there:
+    loaded = sys.modules.get(name)
+    if not (hasattr(loaded, attribute) if loaded else attribute and find_module(name)):
         raise ValueError(
-            f"attention.kind is {kind!r}, whose module is {path!r}, which {why}; allowed: package.module:Class of the "
-            f"torch class, set as `module` in {spec.__module__} ({BESIDE})"
+            f"attention.kind is {kind!r}, whose module is {path!r}, which does not exist; allowed: package.module:"
+            f"Class of the torch class, set as `module` in {spec.__module__} ({BESIDE})"
         )
 
 

@@ -60,7 +60,10 @@ def find_module(module: str, root: Path = ROOT) -> tuple[Path, bool] | None:
 def _find_outside(module: str) -> tuple[Path, bool] | None:
     """By path below the top-level name, since Python finds a submodule by importing what it stands in."""
     top, *rest = module.split(".")
-    spec = find_spec(top)
+    try:
+        spec = find_spec(top)
+    except ValueError:  # a relative name, or __main__
+        return None
     if spec is None or not spec.has_location or spec.origin is None:
         return None
     origin = Path(spec.origin)
