@@ -46,7 +46,8 @@ def test_totals_are_the_sums_of_the_rules(paper):
     )
 
 
-def test_the_json_is_what_the_command_prints(capsys, paper):
+def test_the_json_is_what_the_command_prints(capsys, paper, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where nothing has been run
     main(["plan", "--config", str(PAPER), "--json"])
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(paper))
     main(["plan", "--config", str(SMOKE)])
