@@ -54,7 +54,7 @@ demo: install  ## run the whole workflow small, on CPU, to finished tables
 WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 
 test: install  ## run all tests
-	@echo "Running the tests (half an hour on two cores, less on more)"
+	@echo "Running the tests (a quarter of an hour on two cores)"
 	@$(BIN)/python -m pytest $(WORKERS)
 	@echo "Tests passed. Next: make demo, or docs/ for how things work."
 

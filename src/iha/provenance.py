@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import subprocess
-import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +38,8 @@ FILE_NAME = re.compile(r"[\w-]*\.[A-Za-z]\w{0,7}")
 #: Folder in the state directory with a file for each manifest, named by its SHA-256: the commit it was made at.
 ORIGINS = "origins"
 
+#: Raised when what is remembered of a source changes, so that nothing older is taken for it.
+REMEMBERED = 2
 #: Digest of the syntax tree, names that may be imported, and names that may be of files beside the module.
 Summary = tuple[str, list[str], list[str]]
 _SUMMARIES: dict[str, Summary] = {}
@@ -116,7 +117,7 @@ def _beside(module: Path, name: str) -> Path | None:
 
 def _summary(source: bytes, package: str) -> Summary:
     """What there is to know of a source; remembered by content (10 ms a module otherwise)."""
-    key = hashlib.sha256(f"{sys.version_info[:2]} {package}\n".encode() + source).hexdigest()
+    key = hashlib.sha256(f"{REMEMBERED} {package}\n".encode() + source).hexdigest()
     if key not in _SUMMARIES:
         tree = ast.parse(source)
         names = sorted(_imports(tree, package))

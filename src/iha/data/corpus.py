@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from glob import escape, glob
+from glob import escape
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from iha.configdata import (
     TemplateSource,
 )
 from iha.data import chat, needles, offline, templates
+from iha.data.files import matching
 from iha.data.stamps import stamp
 from iha.data.tokenizer import mend
 from iha.errors import DataError
@@ -124,7 +125,7 @@ def file_stamps(split: SplitConfig) -> dict[str, list[int]]:
             patterns += source.paths
         elif isinstance(source, HubSource) and Path(source.name).is_dir():
             patterns.append(f"{escape(source.name)}/**")
-    return {str(path): stamp(path) for path in _matched(patterns)}
+    return {str(path): stamp(path) for path in matching(patterns)}
 
 
 def _commit(source: HubSource) -> str:
@@ -195,18 +196,13 @@ def _hub(source: HubSource) -> Iterator[Any]:
 
 
 def _files(source: FileSource) -> Iterator[Any]:
-    paths = _matched(source.paths)
+    paths = matching(source.paths)
     if not paths:
         raise DataError(
             f"data source files: nothing matches {list(source.paths)} (from {Path.cwd()}). Change paths in the config."
         )
     for path in paths:
         yield from _reader(path)(path, source.field)
-
-
-def _matched(patterns: Iterable[str]) -> list[Path]:
-    paths = {Path(name) for pattern in patterns for name in glob(pattern, recursive=True)}  # noqa: PTH207 (absolute)
-    return sorted(path for path in paths if path.is_file())
 
 
 def _reader(path: Path) -> Callable[[Path, str], Iterator[Any]]:

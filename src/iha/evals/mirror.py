@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from glob import escape, glob
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from iha.config import FileSource, HubSource, Source
+from iha.data.files import matching, read_rows
 from iha.errors import DataError
-from iha.evals.ruler.qa import SOURCES as QUESTIONS
+from iha.evals.ruler import qa
 from iha.manifest import atomic_path, sha256_file
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def write_set(mirror: Path, task: str, source: str, *, items_dir: Path | None, l
 
 
 def _write_rows(path: Path, rows: Sequence[Row]) -> None:
-    with atomic_path(path) as temporary, temporary.open("w") as handle:
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as handle:
         handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
@@ -162,12 +163,10 @@ def _from_hub(task: str) -> Splits:
 def local_files(part: ItemsSlice) -> list[str]:
     """Files of the user that items, RULER's questions and its haystack come from, as far as they are there."""
     patterns = list(part.haystack.paths) if isinstance(part.haystack, FileSource) else []
-    if part.items_dir is not None:
-        names = [f"{task}*.jsonl" for task, source in part.items.items() if source == "files"]
-        names += [source.file for source in QUESTIONS.values()]
-        patterns += [f"{escape(part.items_dir)}/{name}" for name in names]
-    found = {Path(name) for pattern in patterns for name in glob(pattern, recursive=True)}  # noqa: PTH207 (absolute)
-    return sorted(str(path) for path in found if path.is_file())
+    folder = None if part.items_dir is None else Path(part.items_dir)
+    if folder is not None:
+        patterns += [f"{escape(str(folder))}/{task}*.jsonl" for task, source in part.items.items() if source == "files"]
+    return sorted(str(path) for path in (*matching(patterns), *qa.local_files(folder)))
 
 
 def _from_files(task: str, folder: Path | None) -> Splits:
@@ -186,7 +185,7 @@ def _read(folder: Path, *patterns: str) -> list[dict[str, Any]]:
     for pattern in patterns:
         found = sorted(folder.glob(pattern))
         if found:
-            return [json.loads(line) for line in found[0].read_text().split("\n") if line.strip()]
+            return read_rows(found[0])
     raise DataError(f"evals.items_dir: {folder} has no {patterns[0]}; one JSON item per line in the hub's columns.")
 
 
@@ -227,7 +226,7 @@ def write_haystack(mirror: Path, texts: Iterator[str], enough: int) -> tuple[Pat
     """Text of the essay haystacks, under the name that RULER asks the hub for; stops after `enough` characters."""
     path = mirror / ESSAYS / "train.jsonl"
     count = size = 0
-    with atomic_path(path) as temporary, temporary.open("w") as handle:
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as handle:
         for text in texts:
             handle.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
             count, size = count + 1, size + len(text)

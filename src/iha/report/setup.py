@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from iha.evals.grade import CODE
 from iha.report.collect import Results
 from iha.report.cost import CONFIG
 from iha.report.experiment import manifest_path
@@ -21,9 +22,6 @@ from iha.report.section import Findings, Section
 from iha.slices import SPLITS, TrainSlice, TrainStage
 from iha.tracking.journal import read_events
 from iha.variants.base import Geometry
-
-#: Benchmarks whose answers are programs.
-PROGRAMS = ("mbpp", "humaneval")
 
 
 def setup_section(found: Findings) -> Section | None:
@@ -115,7 +113,7 @@ def _answers(part: Mapping[str, Any], model: str) -> str:
     sampled = f"{part['samples']} answers per item at temperature {part['temperature']}"
     if model != "base":
         return sampled
-    voted = [BENCHMARKS[task] for task in part["suite"]["tasks"] if task not in PROGRAMS]
+    voted = [BENCHMARKS[task] for task in part["suite"]["tasks"] if task not in CODE]
     votes = f", and for majority votes on {', '.join(voted)} {sampled}" if voted else ""
     return f"{part['shots']} shots, one greedy answer per item{votes}"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from iha.data import contamination
+from iha.data.files import read_rows
 from iha.data.store import TokenStore
 from iha.data.tokenizer import Tokenizer
 from iha.manifest import Manifest
@@ -29,9 +28,8 @@ def questions(items: Manifest, context: Context) -> dict[str, str]:
     found: dict[str, str] = {}
     for task in items.facts["tasks"]:
         path = context.state / items.files[f"{task}_test"].path
-        lines = [line for line in path.read_text().split("\n") if line]  # splitlines() also splits at U+2028
-        for number, line in enumerate(lines):
-            found[f"{task}/{number}"] = json.loads(line)[QUESTION[task]]
+        for number, row in enumerate(read_rows(path)):
+            found[f"{task}/{number}"] = row[QUESTION[task]]
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from iha.data.corpus import documents
 from iha.evals.mirror import SETS, haystack_kind, write_code_metric, write_haystack, write_set
-from iha.evals.ruler.qa import SOURCES
+from iha.evals.ruler import qa
 from iha.manifest import file_entry, sha256_file
 from iha.slices import ItemsSlice
 from iha.stages.common import Context, Made, run
@@ -28,7 +28,8 @@ def body(part: ItemsSlice, context: Context) -> Made:
         log.info("%s: %d %s items from %s", task, done.n, done.source, done.origin)
         for path in sorted((mirror / SETS[task].path / SETS[task].folder).glob("*.jsonl")):
             made.files[f"{task}_{path.stem}"] = file_entry(path, context.state)
-    made.facts["questions"] = _questions(folder)
+    # The stage ruler reads these files: it sees a change of them here.
+    made.facts["questions"] = {path.name: sha256_file(path) for path in qa.local_files(folder)}
     write_code_metric(mirror)
     path, count = write_haystack(mirror, (t for t in documents(part.haystack) if isinstance(t, str)), HAYSTACK_CHARS)
     made.files["haystack"] = file_entry(path, context.state)
@@ -39,12 +40,6 @@ def body(part: ItemsSlice, context: Context) -> Made:
         "sha256": made.files["haystack"].sha256,
     }
     return made
-
-
-def _questions(folder: Path | None) -> dict[str, str]:
-    """Digests of the local files that the stage ruler takes questions from: it sees a change of them here."""
-    files = [folder / source.file for source in SOURCES.values()] if folder is not None else []
-    return {path.name: sha256_file(path) for path in files if path.is_file()}
 
 
 def main() -> None:

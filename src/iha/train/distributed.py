@@ -33,7 +33,7 @@ class World:
     mesh: DeviceMesh | None = None
 
     @property
-    def model_name(self) -> str:
+    def device_name(self) -> str:
         """What this process computes on, in its maker's words."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)

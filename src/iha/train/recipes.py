@@ -137,7 +137,7 @@ def _run_tracked(run: Run, loop: Loop, stop: StopFlag, record: dict[str, Any], r
     """
     part, world = run.part, run.world
     tokens = part.steps * part.recipe.global_batch * part.recipe.seq_len
-    peak = PEAK_FLOPS.get(world.model_name)
+    peak = PEAK_FLOPS.get(world.device_name)
     progress = Progress(run.label, part.steps, run.flops() / tokens, peak and peak * world.size, world.leads)
     tracker = _tracker(run, record, resumed) if world.leads else None
     status: Status = "FAILED"
@@ -164,6 +164,6 @@ def _tracker(run: Run, record: dict[str, Any], resumed: bool) -> Tracker:
         stage=run.part.stage,
         params=record["begun_with"]["slice"],
         jsonl=run.folder / "metrics.jsonl",
-        tags={"code": record["codes"][0], "device": run.world.model_name, "ranks": str(run.world.size)},
+        tags={"code": record["codes"][0], "device": run.world.device_name, "ranks": str(run.world.size)},
         resume=resumed,
     )

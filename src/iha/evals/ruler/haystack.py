@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from iha.data.files import read_rows
 from iha.errors import DataError
 
 _SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*$")
@@ -40,7 +40,7 @@ def read_haystack(path: Path, source: str) -> Haystack:
     Raises:
         DataError: no words in it.
     """
-    texts = [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").split("\n") if line]
+    texts = [row["text"] for row in read_rows(path)]
     words = tuple(" ".join(texts).split())
     if not words:
         raise DataError(f"{path}: no text for RULER's essay haystacks. Change evals.haystack in the config file.")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+from iha.data.files import read_rows
 from iha.errors import DataError
 from iha.manifest import Manifest, atomic_path, verify_files
 
@@ -59,7 +60,7 @@ def read_items(manifest: Manifest, state: Path, task: str, tokenizer_sha256: str
     part = manifest.model_copy(update={"files": {task: manifest.files[task]}})
     verify_files(part, state, deep=True)
     path = state / manifest.files[task].path
-    items: list[Item] = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    items: list[Item] = read_rows(path)
     others = {item["tokenizer"] for item in items} - {tokenizer_sha256}
     if others:
         raise DataError(

@@ -84,6 +84,12 @@ def _draft(corpus: Corpus, rng: Random, index: int, units: int) -> Draft:
     return Draft(TEMPLATE.format(context=context, query=question.query), PREFIX, question.answers)
 
 
+def local_files(items_dir: Path | None) -> list[Path]:
+    """The original releases that the user's folder has."""
+    paths = [items_dir / source.file for source in SOURCES.values()] if items_dir is not None else []
+    return [path for path in paths if path.is_file()]
+
+
 def load(name: str, items_dir: Path | None) -> Corpus:
     """Read the task's data set, from the release's own file if `items_dir` has it, else from the hub.
 
