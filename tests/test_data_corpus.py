@@ -1,7 +1,6 @@
 """Corpora: order, mixing, what is counted and what is refused."""
 
 import sys
-from glob import glob
 
 import pytest
 from datalab import write_rows
@@ -16,6 +15,7 @@ from iha.configdata import (
     TemplateSource,
 )
 from iha.data import corpus, offline
+from iha.data import files as found_files
 from iha.data.corpus import Mixed, Tally, documents
 from iha.errors import DataError
 
@@ -46,7 +46,8 @@ def test_tok_05_files_come_in_sorted_order_whatever_the_listing(tmp_path, monkey
         write_rows(tmp_path / f"{i}.jsonl", [{"text": str(i)}])
     source = files(tmp_path / "*.jsonl", tmp_path / "1.jsonl")
     straight = list(documents(source))
-    monkeypatch.setattr("iha.data.files.glob", lambda *a, **k: glob(*a, **k)[::-1])
+    listing = found_files.glob
+    monkeypatch.setattr(found_files, "glob", lambda *a, **k: listing(*a, **k)[::-1])
     assert list(documents(source)) == straight == ["1", "2", "3"]
 
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from glob import glob
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import psutil
 import pytest
 from datalab import TEXT, WORDS, build, chat_slice, shard_bytes, text_slice, text_store, tokenizer, write_rows
 
+from iha.data import files as found_files
 from iha.data import tokenise, workers
 from iha.data.shards import Piece, Progress
 from iha.data.store import TokenStore
@@ -164,7 +164,8 @@ def test_tok_05_each_document_once_and_the_same_bytes_for_1_and_4_workers(tmp_pa
 def test_tok_05_the_same_bytes_for_a_reversed_listing(tmp_path, monkeypatch):
     part = ten(tmp_path / "in")
     build(part, tmp_path / "straight")
-    monkeypatch.setattr("iha.data.files.glob", lambda *a, **k: glob(*a, **k)[::-1])
+    listing = found_files.glob
+    monkeypatch.setattr(found_files, "glob", lambda *a, **k: listing(*a, **k)[::-1])
     build(part, tmp_path / "reversed")
     assert shard_bytes(tmp_path / "straight") == shard_bytes(tmp_path / "reversed")
 
