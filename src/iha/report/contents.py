@@ -12,6 +12,7 @@ from iha.report.faults import faults_section
 from iha.report.ledger import flops_grid
 from iha.report.page import image, tables
 from iha.report.positions import positions_section
+from iha.report.reach import reach_grid
 from iha.report.relation_section import relations_section
 from iha.report.render import grid_csv
 from iha.report.ruler import ruler_grid, task_cells
@@ -78,11 +79,11 @@ def training(found: Findings) -> Section:
     )
     pictures = image(png, text, "Loss against step for every variant and seed.")
     pictures += image(cost, against, "The same loss against three costs.")
-    grid = training_grid(found.results)
-    found.write_grids("training", (grid,))
-    found.write("training.csv", grid_csv(grid))
+    grids = (training_grid(found.results), reach_grid(found.results))
+    found.write_grids("training", grids)
+    found.write("training.csv", grid_csv(grids[0]))
     found.note(training_cells(found.results))
-    return Section("training", "Training", pictures + tables(grid))
+    return Section("training", "Training", pictures + tables(*grids))
 
 
 SECTIONS: tuple[Build, ...] = (

@@ -187,6 +187,11 @@ def _training(cell: Cell) -> Source:
     return Source(cell.runs([cell.row], "train", cell.column.partition(".")[0]))
 
 
+def _reach(cell: Cell) -> Source:
+    """Trainings of the variant and of the reference, whose loss it is about."""
+    return Source(cell.runs(dict.fromkeys([cell.row, cell.reference]), "train", cell.column.partition(".")[0]))
+
+
 def _plan(cell: Cell) -> Source:
     from iha.config import Config
     from iha.plan.jobs import jobs
@@ -235,6 +240,7 @@ SOURCES: dict[str, Callable[[Cell], Source]] = {
     "claims": _claim,
     "flops": _input("flops"),
     "training": _training,
+    "reach": _reach,
     "depth": _depth,
     "positions": _positions,
     "plan": _plan,

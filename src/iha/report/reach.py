@@ -1,0 +1,85 @@
+"""What it costs to get to the reference's loss: is a variant better at equal compute, or does it only end elsewhere?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from iha.report.collect import Results
+from iha.report.curves import cost_curves
+from iha.report.format import MISSING, display, mean_text
+from iha.report.notes import STAGES
+from iha.report.records import Grid, Text
+from iha.report.tables import caption
+from iha.report.training import LAST
+from iha.slices import TrainStage
+
+Curve = list[tuple[float, float]]
+Column = tuple[TrainStage, int, str]
+
+#: Training stage and which of `iha.report.curves.AXES`: the columns.
+COLUMNS: tuple[Column, ...] = (
+    ("pretrain", 0, "FLOPs"),
+    ("pretrain", 1, "tokens"),
+    ("pretrain", 2, "seconds"),
+    ("sft", 0, "FLOPs"),
+)
+
+
+def first_at(points: Sequence[tuple[float, float]], level: float) -> float | None:
+    """Cost at which the mean of the last LAST losses of `points` (cost, loss) first is at or below `level`, if ever."""
+    window = 0.0
+    for i, (cost, loss) in enumerate(points):
+        window += loss - (points[i - LAST][1] if i >= LAST else 0.0)
+        if i + 1 >= LAST and window <= LAST * level + 1e-9:
+            return cost
+    return None
+
+
+def reach_grid(results: Results) -> Grid:
+    """One row per variant: cost of the reference's last loss over the reference's own; empty without a curve of it."""
+    reference, variants = results.part.reference, results.part.variants
+    curves = {(v, c): _curves(results, v, c) for v in variants for c in COLUMNS}
+    shares = {key: _shares(curves[reference, key[1]], of_seed) for key, of_seed in curves.items()}
+    columns = [c for c in COLUMNS if shares[reference, c]]
+    shown = [v for v in variants if any(shares[v, c] for c in columns)]
+    header = ("variant", *(f"{STAGES[stage]} {name}" for stage, _, name in columns))
+    rows = tuple((Text(display(v)), *(_cell(v, c, shares[v, c]) for c in columns)) for v in shown)
+    notes = (
+        f"Cost at which the mean of {LAST} steps' losses first is as low as {display(reference)}'s mean of its last "
+        f"{LAST} (same training seed), over the cost at which {display(reference)} itself first is: below 1, the "
+        "variant gets there for less. Mean ± sample SD over training seeds. Not reached: by the end of its training.",
+        "Learning rates fall until the end, and a loss that is met on the way is met before they have fallen: a share "
+        "below 1 says that the variant is ahead, not how short its training could be.",
+    )
+    return Grid("reach", caption(results, f"What {display(reference)}'s loss costs."), header, rows, notes)
+
+
+def _curves(results: Results, variant: str, column: Column) -> dict[int, Curve]:
+    """Finite losses against the column's cost, of every seed that has them."""
+    stage, axis, _ = column
+    curves = {seed: cost_curves(results, variant, seed, stage)[axis] for seed in results.part.seeds}
+    return {seed: [p for p in points if math.isfinite(p[1])] for seed, points in curves.items() if points}
+
+
+def _shares(reference: Mapping[int, Curve], own: Mapping[int, Curve]) -> list[float | None]:
+    """One for each seed that both have; None: not reached."""
+    found: list[float | None] = []
+    for seed in (s for s in reference if s in own and len(reference[s]) >= LAST):
+        level = sum(loss for _, loss in reference[seed][-LAST:]) / LAST
+        target, cost = first_at(reference[seed], level), first_at(own[seed], level)
+        if target:
+            found.append(None if cost is None else cost / target)
+    return found
+
+
+def _cell(variant: str, column: Column, shares: list[float | None]) -> Text:
+    stage, _, name = column
+    reached, cell = [x for x in shares if x is not None], f"reach:{variant}:{stage}.{name}"
+    if not shares:
+        return Text(MISSING, cell=cell)
+    if not reached:
+        return Text("not reached", cell=cell)
+    missed = len(shares) - len(reached)
+    lines = (f"not reached by {missed} of {len(shares)} seeds",) if missed else ()
+    return Text(mean_text(reached, 2), lines, cell=cell, value=sum(reached) / len(reached))
