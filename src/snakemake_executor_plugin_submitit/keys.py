@@ -39,9 +39,12 @@ def key_of(job: Any) -> Key:
 
     Inputs count with size and time of change: a job that has read an older input must not be taken for this one.
     """
-    jobs = sorted(job.jobs, key=lambda j: str(j.rule.name)) if job.is_group() else [job]
+    jobs = sorted(job.jobs, key=_label) if job.is_group() else [job]
+    made = {str(o) for j in jobs for o in j.output}
     what = (str(Path.cwd()), sorted(str(o) for j in jobs for o in j.output) or [_label(j) for j in jobs])
-    how = [(_label(j), _recipe(j.rule), sorted((k, str(v)) for k, v in j.params.items()), _inputs(j)) for j in jobs]
+    how = [
+        (_label(j), _recipe(j.rule), sorted((k, str(v)) for k, v in j.params.items()), _inputs(j, made)) for j in jobs
+    ]
     needs = (job.threads, sorted((str(k), str(v)) for k, v in job.resources.items() if k not in ("tmpdir", "_nodes")))
     return Key(_hash(what)[:12], _hash(how)[:12], _hash(needs)[:8])
 
@@ -59,8 +62,9 @@ def _recipe(rule: Any) -> str:
     return str(rule.shellcmd or rule.script or rule.wrapper or rule.notebook or getattr(rule, "run_func_src", ""))
 
 
-def _inputs(job: Any) -> list[tuple[str, tuple[int, int]]]:
-    return sorted((str(path), _stamp(path)) for path in job.input)
+def _inputs(job: Any, made: set[str]) -> list[tuple[str, tuple[int, int]]]:
+    """Those that were there before; what a group makes for itself appears while it runs."""
+    return sorted((str(path), (0, 0) if str(path) in made else _stamp(path)) for path in job.input)
 
 
 def _stamp(path: Any) -> tuple[int, int]:

@@ -96,7 +96,13 @@ def parse_extra(text: str, where: str) -> dict[str, str | bool]:
         WorkflowError: something is no long option, or is one that the executor sets itself.
     """
     options: dict[str, str | bool] = {}
-    for word in shlex.split(text):
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise WorkflowError(
+            f"{where}: {text!r}: {error}; allowed: long sbatch options, --name=value or --name."
+        ) from None
+    for word in words:
         name, given, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not name:
             raise WorkflowError(f"{where}: {word!r}; allowed: long sbatch options, --name=value or --name.")

@@ -210,8 +210,8 @@ def fingerprint(root: str, known: dict[str, str] | None = None) -> dict[str, str
     """Digests of code and configuration files below `root`: those of `known`, or all that git does not ignore."""
     names = list(known) if known else []
     if known is None:
-        listed = output(["git", "-C", root, "ls-files", "-co", "--exclude-standard", "--", *CODE])
-        names = (listed or "").splitlines()[:5000]
+        listed = output(["git", "-C", root, "ls-files", "-coz", "--exclude-standard", "--", *CODE])
+        names = [name for name in (listed or "").split("\0") if name][:5000]
     return {name: _digest(Path(root) / name) for name in names}
 
 
@@ -238,7 +238,9 @@ def _node() -> str:
 def output(command: Sequence[str], seconds: float = 60) -> str | None:
     """Output of a command; None if it failed, hung or does not exist."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="backslashreplace", timeout=seconds, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return None if done.returncode else done.stdout
