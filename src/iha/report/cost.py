@@ -66,14 +66,12 @@ def summary(facts: dict[str, Any]) -> str:
     if not actual:
         return ""
     took, expected = (
-        f"{_hours(actual['gpu_hours'], 'GPU')}{_hours(actual['cpu_hours'], 'CPU')}",
-        f"{_hours(actual['predicted_gpu_hours'], 'GPU')}{_hours(actual['predicted_cpu_hours'], 'CPU')}",
+        " and ".join(
+            f"{hours(x)} of {unit} time" for unit in ("GPU", "CPU") if (x := actual[f"{p}{unit.lower()}_hours"])
+        )
+        for p in ("", "predicted_")
     )
-    return f"The jobs took {took.strip()}; {expected.strip()} had been predicted for them."
-
-
-def _hours(value: float, unit: str) -> str:
-    return f"{hours(value)} of {unit} time " if value else ""
+    return f"The jobs took {took}; {expected} had been predicted for them."
 
 
 def cost_grid(facts: dict[str, Any], title: str) -> Grid:
@@ -125,4 +123,6 @@ def _time(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    return MISSING if not value else f"{value:,.3g}" if value >= 0.01 else "< 0.01"
+    if not value or value >= 100:
+        return f"{value:,.0f}" if value else MISSING
+    return f"{value:.3g}" if value >= 0.01 else "< 0.01"

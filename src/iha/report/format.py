@@ -42,6 +42,7 @@ def big(value: float | None) -> str:
     """Counts to three digits with SI letters: 2.52e11 -> `252 G`."""
     if value is None:
         return MISSING
+    value = float(f"{value:.2e}")  # first: 999,999 is 1.00 M, not 1000 k
     power = min(max(0, int(math.log10(abs(value)) // 3)), len(LETTERS) - 1) if value else 0
     scaled = value / 1000**power
     digits = 0 if abs(scaled) >= 100 or not power else 1 if abs(scaled) >= 10 else 2

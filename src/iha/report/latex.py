@@ -38,7 +38,8 @@ def tex_escape(text: str) -> str:
 
 
 def _plain(character: str) -> str:
-    return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"
+    plain = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return plain if plain and (character.isalpha() or character.isspace()) else "?"
 
 
 def _float(grid: Grid) -> str:

@@ -42,6 +42,8 @@ class Replay:
         """The process that wrote the journal died without a `finish`."""
         times = span(self.jsonl)
         self._client.set_terminated(self.run_id, "KILLED", times and times[1])
+        self._state["killed"] = self._state["offset"]
+        write_json(self._state_path, self._state)
 
     def close(self) -> None:
         """Let another carrier have the journal."""

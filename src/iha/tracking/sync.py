@@ -19,7 +19,7 @@ from iha.errors import UserError
 from iha.manifest import write_json
 from iha.tracking.journal import being_written, read_events, read_run
 from iha.tracking.replay import Replay
-from iha.tracking.store import CONTAINER, check_uri, client_for, prepare_store, unusable
+from iha.tracking.store import CONTAINER, check_uri, client_for, database, prepare_store, unusable
 from iha.tracking.summary import summarise
 
 log = logging.getLogger("iha.tracking")
@@ -33,8 +33,14 @@ def pending(state: Path, uri: str) -> list[Path]:
 
 
 def _imported(jsonl: Path, uri: str) -> bool:
-    seen = _read(jsonl.with_suffix(".mlflow.json"))
-    return bool(seen.get("uri") == uri and seen.get("offset") == jsonl.stat().st_size)
+    """Whether the store has all whole lines and, if the run died without a word, knows that."""
+    seen, file = _read(jsonl.with_suffix(".mlflow.json")), database(uri)
+    if seen.get("uri") != uri or (file is not None and not file.exists()):
+        return False
+    offset = seen.get("offset", 0)
+    if next(read_events(jsonl, offset), None) is not None:
+        return False
+    return seen.get("killed") == offset or being_written(jsonl) or _last_event(jsonl) == "finish"
 
 
 def _read(path: Path) -> dict[str, Any]:
