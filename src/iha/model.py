@@ -142,7 +142,7 @@ class Transformer(nn.Module):
             start=start,
             pad=pad if cache is None else cache.pad,
             longest_pad=None if cache is None else cache.longest_pad,
-            documents=doc_ids,
+            documents=None if doc_ids is None else _runs(doc_ids),
             per_token=self._per_token,
         )
         if cache is None:  # ahead of compiled blocks: each change of the frame within one would be another graph
@@ -193,6 +193,11 @@ class Transformer(nn.Module):
         """
         x = self.hidden(tokens, doc_ids=doc_ids, cache=cache, pad=pad)
         return F.linear(x[:, -1:] if last_only else x, self.head_weight).float()
+
+
+def _runs(ids: Tensor) -> Tensor:
+    """Numbers (B, N) of the runs of equal neighbours: an id that comes back names another document."""
+    return F.pad((ids[:, 1:] != ids[:, :-1]).cumsum(dim=1), (1, 0))
 
 
 def _stream(seed: int, name: str) -> int:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from iha.config import ModelConfig, Variant
-from iha.errors import CheckpointError
+from iha.errors import CheckpointError, ConfigError
 from iha.manifest import atomic_path, write_json
 from iha.model import Transformer, build_model
 from iha.tensors import save_tensors
@@ -67,6 +66,6 @@ def load_model(
         model = build_model(config, spec, *sizes, seed=None, device="meta", backend=backend)
         weights = load_file(folder / WEIGHTS, device=str(device))
         model.load_state_dict(weights, strict=True, assign=True)
-    except (KeyError, ValidationError, OSError, RuntimeError, ValueError, SafetensorError) as error:
+    except (KeyError, TypeError, ConfigError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: not a complete model ({error}). Rerun the stage that writes it.") from error
     return model.to(dtype=dtype) if dtype is not None else model

@@ -58,7 +58,7 @@ def kept(path: Path, begun: str) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
         return found if found["begun_with"] == begun and {"record", "cpu_seconds"} <= found.keys() else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

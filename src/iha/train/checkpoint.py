@@ -8,6 +8,7 @@ ranks can read them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -134,7 +135,7 @@ def load_newest(root: Path, tensors: dict[str, Tensor], world: World) -> dict[st
             return _fill(folder, tensors, world)
         if world.leads:
             log.warning("%s cannot be trusted (%s): set aside, taking the one before.", folder, problems[0])
-            folder.replace(folder.with_name(f"bad_{folder.name}_{len(list(root.glob('bad_*')))}"))
+            folder.replace(_free(folder.with_name(f"bad_{folder.name}")))
         world.lead(None)
     if steps:
         raise CheckpointError(
@@ -142,6 +143,11 @@ def load_newest(root: Path, tensors: dict[str, Tensor], world: World) -> dict[st
             f"bad_*. Remove {root.parent} to train from step 0."
         )
     return None
+
+
+def _free(path: Path) -> Path:
+    """The first of `<path>_0`, `<path>_1`, .. that is not there."""
+    return next(new for n in itertools.count() if not (new := path.with_name(f"{path.name}_{n}")).exists())
 
 
 def _problem(folder: Path, tensors: dict[str, Tensor], world: World) -> str | None:
@@ -154,8 +160,10 @@ def _problem(folder: Path, tensors: dict[str, Tensor], world: World) -> str | No
                 return f"{name} has {path.stat().st_size} bytes, its manifest says {entry['bytes']}"
             if sha256_file(path) != entry["sha256"]:
                 return f"{name} differs from its sha256"
+        if not isinstance(manifest["facts"], dict):
+            return f"{MANIFEST} has no facts"
         return _mismatch(manifest["tensors"], tensors)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         return f"{type(error).__name__}: {error}"
 
 

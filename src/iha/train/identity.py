@@ -78,10 +78,12 @@ def check_data(folder: Path, record: dict[str, Any], store: Manifest, state: Pat
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        record: dict[str, Any] = json.loads(path.read_text())
+        record: dict[str, Any] = dict(json.loads(path.read_text()))
+        if missing := {"begun_with", "codes", "attempts"} - record.keys():
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     except OSError:
         return None
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path}: cannot be read ({error}), so nothing says what this run began with. "
             f"Remove {path.parent} to train from step 0."

@@ -27,11 +27,12 @@ def learning_rate(step: int, total: int, warmup: int, peak: float, floor: float)
     """Rate of the update made at 0-based `step` of `total`.
 
     Shifted by one against `multiplier`, so that the first update already moves the weights (peak / warmup, not 0) and
-    the last one has exactly `floor`. Warm-up starts from 0, the cosine ends at `floor` (spec 4.2).
+    the last one has exactly `floor`, also where the warm-up takes all steps. Warm-up starts from 0, the cosine ends at
+    `floor` (spec 4.2).
     """
     index = step + 1
     share = multiplier(index, total, warmup)
-    return peak * share if index <= warmup else floor + (peak - floor) * share
+    return peak * share if index <= warmup and index < total else floor + (peak - floor) * share
 
 
 def constant_then_down(index: int, total: int, warmup: int, decay: int) -> float:

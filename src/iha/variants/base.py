@@ -71,7 +71,7 @@ def layer_type(layer: int, period: int) -> LayerType:
 class AttentionSpec(BaseModel):
     """Parameters and price of one attention variant; subclass it once per kind."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     kind: str
     #: ``module:Class`` of the torch implementation, imported only when a model is built.
