@@ -133,3 +133,65 @@ sys.exit(75)
 def test_dst_02_signal_after_saving_kills_no_rank(start, tmp_path, ranks):
     (tmp_path / "late.py").write_text(LATE)
     assert start("--tasks-per-node", ranks, "-m", "late").wait(60) == 75
+
+
+@pytest.mark.parametrize(("rank", "code", "seen"), [("0", 75, 75), ("1", 75, 0), ("1", 3, 3), ("1", 0, 0), ("0", 0, 0)])
+def test_a_rank_of_srun_leaves_so_that_the_first_can_finish_its_save(tmp_path, monkeypatch, rank, code, seen):
+    """Slurm's numbers become the usual variables; a rank but the first that saved says so to nobody."""
+    (tmp_path / "one.py").write_text(
+        "import os, sys\nprint(os.environ['RANK'], os.environ['LOCAL_RANK'], *sys.argv)\nsys.exit(int(sys.argv[1]))"
+    )
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("SLURM_PROCID", rank)
+    monkeypatch.setenv("SLURM_LOCALID", "7")
+    command = [sys.executable, "-m", "iha.launch", "--rank", "-m", "one", str(code)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == seen, done.stderr
+    assert done.stdout.split() == [rank, "7", str(tmp_path / "one.py"), str(code)]
+
+
+def test_more_nodes_than_the_allocation_has_are_refused(start, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    process = start("--nodes", "3", "-m", "ranks")
+    assert process.wait(60) == 2
+    assert "--nodes 3, but there are 2; run it inside a Slurm allocation of 3 nodes" in process.stderr.read()
+
+
+def test_ranks_of_several_nodes_meet_on_the_first_and_of_one_node_on_itself(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    worlds = [launch._world(nodes, 4, 2, in_slurm) for nodes, in_slurm in ((2, True), (1, True), (1, False))]
+    host = os.uname().nodename
+    assert [w["MASTER_ADDR"] for w in worlds] == [host, "127.0.0.1", "127.0.0.1"]
+    assert [(w["WORLD_SIZE"], w["LOCAL_WORLD_SIZE"]) for w in worlds] == [("8", "4"), ("4", "4"), ("4", "4")]
+    assert {w["OMP_NUM_THREADS"] for w in worlds} == {w["SRUN_CPUS_PER_TASK"] for w in worlds} == {"2"}
+    command = launch._srun(2, 4, 2)
+    for option in ("--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=2", "--kill-on-bad-exit=1"):
+        assert option in command
+
+
+def test_ports_of_many_jobs_are_spread_and_in_their_range(monkeypatch):
+    ports = set()
+    for number in range(200):
+        monkeypatch.setenv("SLURM_JOB_ID", str(number))
+        ports.add(launch._port(True))
+    assert len(ports) > 180 and min(ports) >= 20000 and max(ports) <= 29999
+
+
+@pytest.mark.parametrize(
+    ("codes", "asked", "verdict"),
+    [([0, 0], False, 0), ([-15, 0], True, 75), ([3, 75], False, 75), ([-9, 3], False, 137), ([3, -9], False, 3), ([0, -12], False, 140)],
+)  # fmt: skip
+def test_one_code_is_made_of_many(codes, asked, verdict):
+    assert launch._verdict(codes, asked) == verdict
+
+
+def test_handlers_are_the_callers_again_after_the_ranks_have_ended():
+    before = {number: signal.getsignal(number) for number in launch.STOPPING}
+    sleeper = subprocess.Popen(["sleep", "60"])
+    with launch._forwarding([sleeper]) as asked:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert sleeper.wait(30) == -signal.SIGUSR2
+        os.kill(os.getpid(), signal.SIGUSR1)  # a rank that has ended is not signalled: its number may be another's
+    assert asked == [signal.SIGUSR1, signal.SIGUSR1]
+    assert {number: signal.getsignal(number) for number in launch.STOPPING} == before

@@ -134,3 +134,30 @@ def test_snk_06_a_job_that_outlived_an_interrupted_workflow_is_made_again(tmp_pa
     assert (tmp_path / "ended").exists()
     assert not list((tmp_path / ".snakemake/locks").glob("*"))
     _made_again(tmp_path, "a.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", "7", '"x"', "[1, 2]"])
+def test_a_record_that_cannot_be_read_is_nobodys(tmp_path, text):
+    _lock(tmp_path, "0.input.lock")
+    (tmp_path / "controllers").mkdir()
+    (tmp_path / "controllers" / "x.json").write_text(text)
+    assert not release_stale_locks(tmp_path)
+    assert _locks(tmp_path) == ["0.input.lock"]
+    claim(tmp_path)
+    (mine,) = (path for path in (tmp_path / "controllers").iterdir() if path.name != "x.json")
+    assert json.loads(mine.read_text())["locks"] == ["0.input.lock"]
+
+
+def test_a_claim_takes_no_lock_that_another_live_workflow_holds(tmp_path, record):
+    owner = json.loads(record.read_text())
+    other = record.with_name("other.json")
+    other.write_text(json.dumps({**owner, "locks": ["1.input.lock"]}))
+    _lock(tmp_path, "1.input.lock", "2.input.lock")
+    record.unlink()
+    claim(tmp_path)
+    assert json.loads(record.read_text())["locks"] == ["0.input.lock", "2.input.lock"]
+
+
+def test_without_a_snakemake_folder_there_is_nothing_to_release(tmp_path):
+    assert not release_stale_locks(tmp_path / "none")
+    assert not list(tmp_path.iterdir())

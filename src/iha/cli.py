@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
-
-import yaml
 
 from iha import __version__
 from iha.commands import Commands, subcommand
@@ -21,6 +20,7 @@ from iha.rehearsal.command import add_rehearse
 from iha.report.commands import add_diff, add_trace
 from iha.text import aligned
 from iha.theory.command import add_theory
+from iha.yamlio import dump_yaml
 
 EXAMPLES = """\
 examples:
@@ -43,11 +43,12 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     try:
         args.run(args)
+        sys.stdout.flush()  # else a pipe that was closed early is noticed only while Python shuts down
     except UserError as error:
         print(f"iha: {error}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
@@ -118,7 +119,7 @@ def _config(args: argparse.Namespace) -> None:
         print(json.dumps(config_schema(), indent=2))
         return
     data = _read(args).model_dump(mode="json")
-    print(json.dumps(data, indent=2) if args.json else yaml.safe_dump(data, sort_keys=False, width=120), end="\n")
+    print(json.dumps(data, indent=2) if args.json else dump_yaml(data), end="\n")
 
 
 def _flops(args: argparse.Namespace) -> None:

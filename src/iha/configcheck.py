@@ -41,8 +41,11 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
     Raises:
         ConfigError: with every problem found, one line each: file, field, value, what is allowed.
     """
-    pairs = (override.partition("=")[::2] for override in overrides)
-    return parse_config(_merged(load_yaml(path), {key: parse_value(value) for key, value in pairs}), str(path))
+    raw = load_yaml(path)
+    for override in overrides:
+        key, _, value = override.partition("=")
+        raw = _merged(raw, {key: parse_value(value)})
+    return parse_config(raw, str(path))
 
 
 def _merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,9 +39,10 @@ def _records(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Who holds locks in `folder`, by file; those that cannot be read are nobody's."""
     for path in sorted((folder / "controllers").glob("*.json")):
         try:
-            yield path, json.loads(path.read_text())
-        except (OSError, ValueError):
+            owner = dict(json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
             continue
+        yield path, owner
 
 
 def _dead(owner: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -133,22 +134,25 @@ def _summary(source: bytes, package: str) -> Summary:
 
 def load_summaries(path: Path) -> None:
     """Read what an earlier process remembered; a missing or broken file is no loss."""
-    try:
-        found = json.loads(path.read_text())
-        _SUMMARIES.update(
-            {key: (str(digest), list(names), list(files)) for key, (digest, names, files) in found.items()}
-        )
-    except (OSError, ValueError, TypeError, AttributeError):
-        return
+    _SUMMARIES.update(_remembered(path))
 
 
 def save_summaries(path: Path) -> None:
     """Write what this process used, if it is news; a folder that cannot be written to is no loss."""
     try:
-        if not path.exists() or _USED - json.loads(path.read_text()).keys():
+        if _USED - _remembered(path).keys():
             write_json(path, {key: _SUMMARIES[key] for key in sorted(_USED)})
-    except (OSError, ValueError):
+    except OSError:
         return
+
+
+def _remembered(path: Path) -> dict[str, Summary]:
+    """What is in the file; nothing if it is missing or broken."""
+    try:
+        found = json.loads(path.read_text())
+        return {key: (str(digest), list(names), list(files)) for key, (digest, names, files) in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def canonical(node: object) -> str:
@@ -181,14 +185,19 @@ def _imports(tree: ast.Module, package: str) -> set[str]:
                 base = f"{stem}.{base}".rstrip(".")
             found.add(base)
             found.update(f"{base}.{alias.name}" for alias in node.names)
-    return found | {".".join(n.split(".")[:i]) for n in found for i in range(1, n.count(".") + 1)}
+    return found | _packages(found)
+
+
+def _packages(modules: Iterable[str]) -> set[str]:
+    """What the modules stand in, which Python runs before them."""
+    return {".".join(n.split(".")[:i]) for n in modules for i in range(1, n.count(".") + 1)}
 
 
 def reachable(*entries: str, root: Path = ROOT) -> tuple[str, ...]:
     """Modules in the import closure of the entry modules, sorted: of this package, the entries' own and beside them."""
     inside = _inside(entries, root)
     seen: set[str] = set()
-    queue = list(entries)
+    queue = [*entries, *(package for package in _packages(entries) if find_module(package, root))]
     while queue:
         module = queue.pop()
         if module not in seen:

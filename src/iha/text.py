@@ -17,10 +17,10 @@ def size(count: float) -> str:
     if not count:
         return "-"
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:  # from there on three digits would say 1e+03
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:,.3g} TB" if count < 1000 else f"{count:,.0f} TB"
+    return f"{count:,.3g} TB" if count < 999.5 else f"{count:,.0f} TB"
 
 
 def hours(value: float) -> str:

@@ -87,6 +87,21 @@ def load_yaml(path: Path) -> dict[str, Any]:
     return data
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes text which either version of YAML takes for something else: `1e5`, `no`."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *_Loader.yaml_implicit_resolvers.get(first, ())]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}
+
+
+def dump_yaml(data: dict[str, Any]) -> str:
+    """A mapping as YAML that `load_yaml` reads back as it was, keys in their order."""
+    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=120))
+
+
 def parse_value(text: str) -> Any:
     """One value as YAML, as it would be read from a file: `0.7`, `[1, 2]`, `{temperature: 0.7}`.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from iha.config import BookSource, Config, DocstringSource, HubSource, Source
 from iha.doctor.outcome import Outcome
-from iha.doctor.storage import SHARED, mount_of
+from iha.doctor.storage import SHARED, existing, mount_of
 from iha.errors import DataError
 
 #: Seconds to wait for a server.
@@ -26,7 +26,7 @@ def tracking(config: Config, several_nodes: bool) -> Iterator[Outcome]:
     """The MLflow store; a run loses nothing without it, so its absence is a warning."""
     from iha.tracking.store import check_uri, database
 
-    uri = check_uri(os.environ.get("MLFLOW_TRACKING_URI") or config.runtime.tracking_uri)
+    uri = check_uri(os.environ.get("MLFLOW_TRACKING_URI", config.runtime.tracking_uri))
     file = database(uri)
     if file is not None:
         yield _sqlite(file, several_nodes)
@@ -38,7 +38,7 @@ def tracking(config: Config, several_nodes: bool) -> Iterator[Outcome]:
 
 def _sqlite(file: Path, several_nodes: bool) -> Outcome:
     kind = mount_of(file.parent)[1]
-    if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+    if not os.access(existing(file), os.W_OK):
         return Outcome("mlflow", "warn", f"{file} cannot be written", "set runtime.tracking_uri or MLFLOW_TRACKING_URI")
     if several_nodes and kind in SHARED:
         return Outcome(
@@ -158,12 +158,19 @@ def items(config: Config) -> Iterator[Outcome]:
         if source == "hub":
             yield _hub_items(label, path)
         elif source == "files":
-            folder = Path(config.evals.items_dir or "")
-            there = config.evals.items_dir and any(folder.glob(f"{task}*.jsonl"))
-            advice = f"put {task}_test.jsonl there, in the hub's columns" if not there else ""
-            yield Outcome(label, "ok" if there else "fail", f"files in {config.evals.items_dir}", advice)
+            absent = _absent(task, Path(config.evals.items_dir or ""), SETS[task].splits)
+            advice = f"put {' and '.join(absent)} there, in the hub's columns" if absent else ""
+            yield Outcome(label, "fail" if absent else "ok", f"files in {config.evals.items_dir}", advice)
         else:
             yield Outcome(label, "ok", f"{source}, no network needed")
+
+
+def _absent(task: str, folder: Path, splits: Sequence[str]) -> list[str]:
+    """Files that the stage `items` reads and that are not in the folder, by the first of their names."""
+    patterns = [(f"{task}_test.jsonl", *(["mbpp.jsonl"] if task == "mbpp" else []))]
+    if "train" in splits:
+        patterns.append((f"{task}_train.jsonl", f"{task}_train_*.jsonl"))
+    return [names[0] for names in patterns if not any(any(folder.glob(name)) for name in names)]
 
 
 def _hub_items(label: str, path: str) -> Outcome:

@@ -75,8 +75,16 @@ def _settings(raw: dict[str, Any]) -> Any:
         found = raw.get(PREFIX + name)
         if field.metadata.get("env_var"):
             found = os.environ.get(f"SNAKEMAKE_SUBMITIT_{field.name.upper()}", found)
-        if found is not None:
+        if found is None:
+            continue
+        try:
             given[field.name] = field.metadata["type"](found)
+        except ValueError:
+            kind = {"int": "a whole number", "float": "a number"}[field.metadata["type"].__name__]
+            raise ConfigError(
+                f"{PREFIX}{name} is {found!r}; allowed: {kind}. Change it in the profile"
+                f" or in SNAKEMAKE_SUBMITIT_{field.name.upper()}."
+            ) from None
     return ExecutorSettings(**given)
 
 

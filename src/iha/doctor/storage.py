@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import shutil
 import statistics
 import tempfile
@@ -25,9 +26,9 @@ SHARED = frozenset(
 
 
 def existing(path: Path) -> Path:
-    """The folder itself, or the nearest above it that exists."""
+    """The path itself, or the nearest above it that exists."""
     path = path.absolute()
-    return path if path.is_dir() else existing(path.parent)
+    return path if path.exists() else existing(path.parent)
 
 
 def mount_of(path: Path) -> tuple[str, str]:
@@ -37,7 +38,8 @@ def mount_of(path: Path) -> tuple[str, str]:
     except OSError:
         return "/", "unknown"
     real = str(existing(path).resolve())
-    inside = [(point, kind) for point, kind in rows if real == point or real.startswith(point.rstrip("/") + "/")]
+    named = [(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point), kind) for point, kind in rows]
+    inside = [(point, kind) for point, kind in named if real == point or real.startswith(point.rstrip("/") + "/")]
     return max(reversed(inside), key=lambda row: len(row[0]), default=("/", "unknown"))
 
 

@@ -44,12 +44,16 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
         name,
         str(row["jobs"]),
         f"{row['gpu_hours']:,.1f}",
-        f"{row['cpu_hours']:,.3g}",
+        _amount(row["cpu_hours"]),
         hours(row["longest_job_hours"]),
         *(size(row[key]) for key in ("memory_bytes_per_rank", "checkpoint_bytes", "log_bytes", "data_bytes")),
-        f"{row['energy_kwh']:,.3g}" if row["energy_kwh"] < 100 else f"{row['energy_kwh']:,.0f}",
+        _amount(row["energy_kwh"]),
         f"{row['cost']:,.2f}",
     )
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def _ran(entry: tuple[str, dict[str, Any]]) -> tuple[str, ...]:
