@@ -151,6 +151,18 @@ def test_variants_with_the_same_note_share_it(tmp_path):
     assert variant_notes(world.results, "global", "base") == two[1:] == []
 
 
+def test_scores_of_different_number_formats_in_one_table_are_noted(tmp_path):
+    world = whole(tmp_path, variants=("global", "iha"))
+    for name, one in world.inputs.items():
+        if name.startswith("eval:"):
+            one.facts["settings"] = {"dtype": "bfloat16"}
+    assert variant_notes(world.results, "iha", "sft") == []
+    world.inputs["eval:iha:1:reasoning:sft"].facts["settings"] = {"dtype": "float32"}
+    note = "Evaluated in different number formats: bfloat16: Global seed 1; float32: IHA seed 1."
+    assert variant_notes(world.results, "global", "sft") == variant_notes(world.results, "iha", "sft") == [note]
+    assert variant_notes(world.results, "iha", "base") == [], "the other table's models were run alike"
+
+
 def test_what_was_generated_and_what_are_only_examples_is_named(tmp_path):
     world = whole(tmp_path)
     world.inputs["items"].facts["tasks"]["mbpp"]["source"] = "exemplar"

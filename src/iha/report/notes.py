@@ -31,7 +31,21 @@ def variant_notes(results: Results, variant: str, model: ModelStage) -> list[str
         notes.append(f"FLOPs of {named} against {reference} (see Compute): {', '.join(away.values())}.")
     if variant in skipped:
         notes.append(f"Optimiser steps skipped as non-finite or spiking: {'; '.join(skipped.values())}.")
-    return notes
+    return notes + _formats(results, model)
+
+
+def _formats(results: Results, model: ModelStage) -> list[str]:
+    """That the scores of one table were not all computed in one number format."""
+    found: dict[str, set[str]] = {}
+    for name, manifest in results.inputs.items():
+        dtype = manifest.facts.get("settings", {}).get("dtype")  # earlier versions did not note it
+        if name.startswith("eval:") and name.endswith(f":{model}") and dtype:
+            _, variant, seed, *_ = name.split(":")
+            found.setdefault(dtype, set()).add(f"{display(variant)} seed {seed}")
+    if len(found) < 2:
+        return []
+    named = "; ".join(f"{dtype}: {', '.join(sorted(runs))}" for dtype, runs in sorted(found.items()))
+    return [f"Evaluated in different number formats: {named}."]
 
 
 def _away(results: Results, variant: str, stages: tuple[TrainStage, ...]) -> str:
