@@ -2,7 +2,8 @@
 
 import json
 import os
-import time
+import signal
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -164,11 +165,21 @@ def test_self_check_math500_gold_against_gold():
 def test_a_hanging_formula_is_stopped_and_the_next_one_works(monkeypatch):
     monkeypatch.setattr(symbolic, "SECONDS", 1.0)
     assert symbolic.equal("a+b", "b+a")
-    start = time.monotonic()
     assert not equal("math500", "9^{9^{9^{9}}}", "x+1")
-    assert time.monotonic() - start < 3
     monkeypatch.setattr(symbolic, "SECONDS", 20.0)
     assert symbolic.equal("c+d", "d+c")
+
+
+def test_a_verdict_does_not_hang_on_how_busy_the_machine_is(monkeypatch):
+    monkeypatch.setattr(symbolic, "SECONDS", 1.0)
+    assert symbolic.equal("e+f", "f+e")
+    child = symbolic._child._process.pid
+    os.kill(child, signal.SIGSTOP)
+    waker = threading.Timer(2.0, os.kill, (child, signal.SIGCONT))
+    waker.start()
+    assert symbolic.equal("g+h", "h+g"), "two seconds without the CPU are not two seconds of work"
+    waker.join()
+    assert symbolic._child._process.pid == child
 
 
 def test_unknown_benchmarks_are_refused():

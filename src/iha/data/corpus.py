@@ -1,13 +1,14 @@
 """Documents in a fixed order: the same config gives the same stream on any machine with the same sources.
 
-A source yields texts, or for fine-tuning conversations (lists of ``{"role", "content"}``). Listings are sorted; what
-cannot be read is counted and skipped, never fatal. Sources are mixed by weight without chance.
+A source yields texts, or for fine-tuning conversations (lists of ``{"role", "content"}``). Listings are sorted; a
+record that cannot be read is counted and skipped, never fatal. Sources are mixed by weight without chance.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +51,7 @@ def documents(source: Source, seed: int = 0, form: Form = "text", tally: Tally |
     """Every usable document of one source, in its fixed order.
 
     Raises:
-        DataError: the source does not exist, or no record of it has the field.
+        DataError: the source does not exist, a file of it is damaged, or no record of it has the field.
     """
     tally = tally if tally is not None else Tally()
     clean = chat.conversation if form == "chat" else _text
@@ -202,7 +203,13 @@ def _files(source: FileSource) -> Iterator[Any]:
             f"data source files: nothing matches {list(source.paths)} (from {Path.cwd()}). Change paths in the config."
         )
     for path in paths:
-        yield from _reader(path)(path, source.field)
+        try:
+            yield from _reader(path)(path, source.field)
+        except (EOFError, OSError, ValueError, zlib.error) as error:
+            raise DataError(
+                f"{path}: cannot be read to its end ({type(error).__name__}: {error}). Replace the file, or take it "
+                f"out of paths in the config file."
+            ) from error
 
 
 def _reader(path: Path) -> Callable[[Path, str], Iterator[Any]]:
@@ -224,7 +231,7 @@ def _jsonl(opener: Callable[..., Any], path: Path, field: str) -> Iterator[Any]:
                 continue
             try:
                 yield json.loads(line).get(field)
-            except (ValueError, AttributeError):
+            except (ValueError, AttributeError, RecursionError):
                 yield None
 
 

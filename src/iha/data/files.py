@@ -8,6 +8,8 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
+from iha.errors import DataError
+
 
 def matching(patterns: Iterable[str]) -> list[Path]:
     """Files that match any of the glob patterns, sorted, each once."""
@@ -16,5 +18,16 @@ def matching(patterns: Iterable[str]) -> list[Path]:
 
 
 def read_rows(path: Path) -> list[Any]:
-    """Rows of a file of JSON lines; `splitlines` would also split at U+2028 inside a text."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    """Rows of a file of JSON lines; `splitlines` would also split at U+2028 inside a text.
+
+    Raises:
+        DataError: a line is not JSON.
+    """
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        try:
+            if line.strip():
+                rows.append(json.loads(line))
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: not JSON ({error}). Mend the line or replace the file.") from error
+    return rows

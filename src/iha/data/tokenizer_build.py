@@ -195,8 +195,15 @@ def _hub_spec(name: str) -> dict[str, Any]:
                 f"tokenizer.name: {name!r} cannot be read ({type(error).__name__}: {error}). Allowed: a folder with "
                 f"tokenizer.json, or a hub repository you may read. Change it in the config file."
             ) from error
-    spec: dict[str, Any] = json.loads(local.read_text())
-    names = {token["content"] for token in spec["added_tokens"]}
+    try:
+        spec: dict[str, Any] = json.loads(local.read_text())
+        names = {token["content"] for token in spec["added_tokens"]}
+        len(spec["model"]["vocab"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"tokenizer.name: {name!r} has a tokenizer.json that is none ({type(error).__name__}: {error}). Allowed: "
+            f"one with added_tokens and model.vocab. Change it in the config file."
+        ) from error
     for token in spec["added_tokens"]:  # Llama 3.0 calls it reserved; 3.1 gave the same id its name
         if PAD not in names and token["content"] == "<|reserved_special_token_2|>":
             token["content"] = PAD

@@ -7,7 +7,7 @@ from typing import Any
 
 from math_verify import parse, verify
 from math_verify.parser import LatexExtractionConfig
-from sympy import Basic, Eq, MatrixBase, N, simplify
+from sympy import Basic, Eq, MatrixBase, N, Rational, simplify
 
 _FUNCTIONS = re.compile(r"(?<![\\a-zA-Z])(pi|sin|cos|tan|log|ln|exp)(?![a-zA-Z])")
 
@@ -45,6 +45,7 @@ def _close(a: Any, b: Any) -> bool | None:
     """Numeric verdict for two constants, by relative size (1/3^80 is not 1/3^79); None if either has a variable."""
     if not all(isinstance(x, Basic) and getattr(x, "is_number", False) for x in (a, b)):
         return None
-    x, y = complex(N(a, 30)), complex(N(b, 30))
-    scale = max(abs(x), abs(y))
-    return scale == 0 or abs(x - y) <= 1e-9 * scale
+    x, y = N(a, 30), N(b, 30)
+    if not (x.is_finite and y.is_finite):
+        return bool(x == y)
+    return bool(abs(x - y) <= Rational(1, 10**9) * max(abs(x), abs(y)))

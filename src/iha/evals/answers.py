@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from iha.evals.latex import number
+from iha.evals.latex import LONGEST, number
 
 _SET = "set"
 Algebra = Callable[[str, str], bool]
@@ -37,7 +37,7 @@ def same(left: str, right: str, algebra: Algebra) -> bool:
         return False
     if kind or len(members) > 1:
         return _same_members(members, others, algebra, ordered=kind not in ("", _SET))
-    if any(map(loses_words, (left, right))) or any(map(_BASED.search, (left, right))):
+    if any(map(loses_words, (left, right))) or any(map(_BASED.search, (left, right))) or _too_long(left, right):
         return left.casefold() == right.casefold()
     return algebra(left, right)
 
@@ -50,6 +50,10 @@ def _compare_numbers(left: str, right: str) -> bool | None:
         scale = 100 if left.endswith("%") else Fraction(1, 100)
         return a == b or a * scale == b
     return a == b
+
+
+def _too_long(left: str, right: str) -> bool:
+    return max(len(left), len(right)) > LONGEST
 
 
 def loses_words(text: str) -> bool:

@@ -8,19 +8,22 @@ Free of torch; sympy runs in a process of its own (`iha.evals.symbolic`).
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from iha.evals import answers, latex, programs, symbolic
 
 _THINK = re.compile(r"^.*</think>", re.DOTALL)
-_NEXT_QUESTION = re.compile(r"\n\s*(?:Question|Problem):")
+_NEXT_QUESTION = re.compile(r"\n[^\S\n]*(?:Question|Problem):")
 _HASHES = re.compile(r"####[ \t]*(?P<rest>[^\n]*)")
 _NUMBER = re.compile(
     r"(?<![\w.)])-?\s?\$?\s?-?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|(?:(?<![\w.)])-\$?)?(?:\d+(?:\.\d+)?|\.\d+)"
 )
-_MINERVA = re.compile(r"[Ff]inal answer is:?\s*(?P<rest>.+?)(?:\.?\s*I hope it is correct|\.?\s*$)", re.DOTALL)
-_ANSWER_IS = re.compile(r"answer(?:\s+is)?\s*[:=]?\s*(?P<rest>\$[^$\n]+\$|\\\([^\n]+?\\\)|[^\n]+)", re.IGNORECASE)
-_MATH = re.compile(r"\$\$(?P<a>[^$]+)\$\$|\$(?P<b>[^$\n]+)\$|\\\((?P<c>.+?)\\\)|\\\[(?P<d>.+?)\\\]", re.DOTALL)
+_MINERVA = re.compile(r"[Ff]inal answer is:?(?P<rest>.+?)(?:I hope it is correct|(?=[Ff]inal answer is)|\Z)", re.DOTALL)
+_ANSWER_IS = re.compile(r"answer(?:\s+is)?+\s*(?:[:=]\s*)?(?P<rest>\$[^$\n]+\$|\\\([^\n]+?\\\)|[^\n]+)", re.IGNORECASE)
+_MATH = re.compile(
+    r"\$\$(?P<a>[^$]+)\$\$|\$(?P<b>[^$\n]+)\$|(?<!\\)\\\((?P<c>(?:(?!(?<!\\)\\\().)+?)\\\)"
+    r"|(?<!\\)\\\[(?P<d>(?:(?!(?<!\\)\\\[).)+?)\\\]",
+    re.DOTALL,
+)
 
 CODE = ("mbpp", "humaneval")
 
@@ -83,7 +86,10 @@ def _numbers(text: str) -> list[str]:
 
 def _same_number(answer: str, gold: str) -> bool:
     left, right = _number_answer(answer), _number_answer(gold)
-    return left is not None and right is not None and Fraction(left) == Fraction(right)
+    if left is None or right is None:
+        return False
+    value = latex.number(left)
+    return left == right or (value is not None and value == latex.number(right))
 
 
 def _math_answer(text: str) -> str | None:
@@ -94,7 +100,7 @@ def _math_answer(text: str) -> str | None:
     for pattern in (_MINERVA, _ANSWER_IS):
         found = list(pattern.finditer(text))
         if found:
-            return _trimmed(found[-1]["rest"])
+            return _trimmed(found[-1]["rest"].rstrip().removesuffix("."))
     formulas = [next(g for g in m.groups() if g is not None) for m in _MATH.finditer(text)]
     return _trimmed(formulas[-1]) if formulas else None
 

@@ -9,6 +9,7 @@ import re
 from fractions import Fraction
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+_BRACE = re.compile(r"(?<!\\)[{}]")
 _DROP = re.compile(
     r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[bB]igg?[lr]?(?![a-zA-Z])|\\displaystyle(?![a-zA-Z])"
     r"|\\(?:quad|qquad)(?![a-zA-Z])|(?<!\\)\\[!,;: ]|~|\\limits(?![a-zA-Z])"
@@ -26,31 +27,33 @@ _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _DECIMAL = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
 _RATIO = re.compile(r"(?P<sign>[-+]?)(?P<whole>\d*)\\frac\{(?P<a>[-+]?\d+(?:\.\d+)?)\}\{(?P<b>[-+]?\d+(?:\.\d+)?)\}")
 _POWER = re.compile(r"(?P<base>[-+]?\d+(?:\.\d+)?)\^\{?(?P<exponent>[-+]?\d{1,3})\}?")
-_PAIRS = {"(": ")", "[": "]", "{": "}"}
+#: Python converts no longer text to an integer (sys.get_int_max_str_digits); a model that repeats a digit writes one.
+LONGEST = 4000
 
 
 def last_boxed(text: str) -> str | None:
     r"""Content of the last complete \boxed{...} (or \boxed 5); None if there is none."""
+    closings = _closings(text)
     for start in reversed(list(_BOX.finditer(text))):
-        rest = text[start.end() :]
-        if not rest.startswith("{"):
-            word = re.match(r"[^\s$]+", rest)
+        at = start.end()
+        if not text.startswith("{", at):
+            word = re.match(r"[^\s$]+", text[at:])
             return word[0].rstrip(".,") if word else None
-        end = _closing(rest)
-        if end is not None:
-            return rest[1:end]
+        if at in closings:
+            return text[at + 1 : closings[at]]
     return None
 
 
-def _closing(text: str) -> int | None:
-    """Index of the brace that closes text[0]."""
-    depth = 0
-    for i, char in enumerate(text):
-        if char in "{}" and (i == 0 or text[i - 1] != "\\"):
-            depth += 1 if char == "{" else -1
-            if depth == 0:
-                return i
-    return None
+def _closings(text: str) -> dict[int, int]:
+    """Index of each brace that is closed -> index of the one that closes it; escaped ones are no braces."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened:
+            found[opened.pop()] = brace.start()
+    return found
 
 
 def plain_number(text: str) -> str:
@@ -105,9 +108,11 @@ def _squeezed(text: str) -> str:
 
 def number(text: str) -> Fraction | None:
     r"""The exact value of a normalised decimal, fraction, mixed number, power or percentage; else None."""
+    if len(text) > LONGEST:
+        return None
     if _DECIMAL.fullmatch(text):
         return Fraction(text)
-    if text.endswith("%"):
+    if text.endswith("%") and not text.endswith("%%"):
         value = number(text[:-1])
         return None if value is None else value / 100
     ratio = _RATIO.fullmatch(text)

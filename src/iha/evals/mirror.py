@@ -139,7 +139,8 @@ def _check(task: str, splits: Splits) -> None:
         rows = splits.get(split)
         if not rows:
             raise DataError(f"evals.items.{task}: the {split} split is empty; the stock task needs it.")
-        missing = [c for c in hub.columns if c not in rows[0]]
+        lacks = ([c for c in hub.columns if c not in row] for row in rows)
+        missing = next(filter(None, lacks), None)
         if missing:
             raise DataError(
                 f"evals.items.{task}: {split} items lack {', '.join(missing)}; needed: {', '.join(hub.columns)}."
@@ -174,7 +175,7 @@ def _from_files(task: str, folder: Path | None) -> Splits:
         raise DataError("evals.items_dir: not set, but a benchmark's items come from files; name the folder.")
     if task == "mbpp":
         rows = _read(folder, "mbpp_test.jsonl", "mbpp.jsonl")
-        return {"test": [row for row in rows if 11 <= row["task_id"] <= 510]}
+        return {"test": [row for row in rows if "task_id" not in row or row["task_id"] in range(11, 511)]}
     splits = {"test": _read(folder, f"{task}_test.jsonl")}
     if "train" in SETS[task].splits:
         splits["train"] = _read(folder, f"{task}_train.jsonl", f"{task}_train_*.jsonl")
@@ -185,7 +186,12 @@ def _read(folder: Path, *patterns: str) -> list[dict[str, Any]]:
     for pattern in patterns:
         found = sorted(folder.glob(pattern))
         if found:
-            return read_rows(found[0])
+            rows = read_rows(found[0])
+            if all(isinstance(row, dict) for row in rows):
+                return rows
+            raise DataError(
+                f"evals.items_dir: {found[0]} has a line that is no JSON object; needed: one item per line."
+            )
     raise DataError(f"evals.items_dir: {folder} has no {patterns[0]}; one JSON item per line in the hub's columns.")
 
 
@@ -232,6 +238,6 @@ def write_haystack(mirror: Path, texts: Iterator[str], enough: int) -> tuple[Pat
             count, size = count + 1, size + len(text)
             if size >= enough:
                 break
-    if not count:
-        raise DataError("evals.haystack: the source gave no text.")
+        if not count:
+            raise DataError("evals.haystack: the source gave no text. Change it in the config file.")
     return path, count

@@ -7,18 +7,21 @@ from collections.abc import Sequence
 
 #: Where a function completion of a base model ends (HumanEval's stop words).
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n@", "\n```", "<|")
-_FENCE = re.compile(r"```[ \t]*(?:[pP]ython3?|py)?[ \t]*\r?\n(?P<code>.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
-_DEFINES = re.compile(r"^\s*(?:async\s+def|def|class)\s", re.MULTILINE)
+_FENCE = re.compile(r"(?<![\w`])```[ \t]*(?P<language>[\w.+#-]*)[ \t]*\r?\n(?P<code>.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+_PYTHON = ("", "python", "python3", "py")
+_DEFINES = re.compile(r"^[ \t]*(?:async\s+def|def|class)\s", re.MULTILINE)
 _MARKED = re.compile(r"\[BEGIN\]\r?\n?(?P<code>.*?)(?:\[DONE\]|\Z)", re.DOTALL)
 
 
 def code_of(text: str) -> str | None:
     """The program in a text: the last code fence that defines something (a later one may only show its use), else the
-    last fence, else what stands between [BEGIN] and [DONE], else the text itself.
+    last fence, else what stands between [BEGIN] and [DONE], else the text itself. A fence of another language than
+    Python (a shell command, an output) counts only where there is no other.
 
     Leading spaces are kept: they may be the indentation of a function body. None if nothing but white space is left.
     """
-    fences = [m["code"] for m in _FENCE.finditer(text) if m["code"].strip()]
+    marks = [m for m in _FENCE.finditer(text) if m["code"].strip()]
+    fences = [m["code"] for m in marks if m["language"].lower() in _PYTHON] or [m["code"] for m in marks]
     if fences:
         return next((code for code in reversed(fences) if _DEFINES.search(code)), fences[-1])
     marked = _MARKED.search(text)

@@ -2,7 +2,8 @@
 
 sympy and math-verify take a second to import and can run for ever inside one big-integer operation, which no signal
 interrupts. A child started on first use answers one question per line; a question over its time is answered False and
-the child is killed and replaced. Free of torch; the parent never imports sympy.
+the child is killed and replaced. The time is the child's CPU time, so that no verdict hangs on what else the machine
+does. Free of torch; the parent never imports sympy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import time
 from collections.abc import Callable
 from typing import IO
 
+#: CPU-seconds for a question.
 SECONDS = 5.0
+#: Seconds until the child is ready, and for one that gets no CPU.
 START_SECONDS = 120.0
 MEMORY = 4 << 30
 
@@ -33,7 +36,7 @@ class _Child:
         self._lock = threading.Lock()
 
     def ask(self, left: str, right: str, seconds: float) -> bool:
-        """Whether the two are equal; False if the answer takes longer than `seconds` or the child dies."""
+        """Whether the two are equal; False if the answer takes more than `seconds` of CPU or the child dies."""
         with self._lock:
             try:
                 process = self._process if self._process and self._owner == os.getpid() else self._start()
@@ -69,20 +72,32 @@ def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
     """One line of the child's output.
 
     Raises:
-        TimeoutError: none within `seconds`.
+        TimeoutError: none within `seconds` of its CPU time, or within START_SECONDS.
         OSError: the child has gone.
     """
     assert process.stdout is not None
-    descriptor, end, line = process.stdout.fileno(), time.monotonic() + seconds, b""
+    begun, end, line = _cpu_seconds(process), time.monotonic() + START_SECONDS, b""
+    descriptor = process.stdout.fileno()
     while not line.endswith(b"\n"):
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
-        if not ready:
+        left = min(seconds - (_cpu_seconds(process) - begun), end - time.monotonic())
+        if left <= 0:
             raise TimeoutError
+        if not select.select([descriptor], [], [], left)[0]:
+            continue
         piece = os.read(descriptor, 4096)
         if not piece:
             raise BrokenPipeError("the symbolic grader died")
         line += piece
     return line
+
+
+def _cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(process.pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 _child = _Child()

@@ -108,13 +108,13 @@ def load_tasks(names: Sequence[str], mirror: Path) -> dict[str, ConfigurableTask
     root = Path(stock.__file__).parent
     chosen = [BENCHMARKS[name] for name in names]
     manager = stock.TaskManager(include_defaults=False, include_path=[root / b.folder for b in chosen])
-    with _inside(mirror), _code_metric():
-        try:
+    try:
+        with _inside(mirror), _code_metric():
             loaded = manager.load([b.task for b in chosen])["tasks"]
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{mirror}: items of {', '.join(names)} cannot be read ({error}). Rerun stage items."
-            ) from error
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{mirror}: items of {', '.join(names)} cannot be read ({error}). Rerun stage items."
+        ) from error
     for task in loaded.values():
         _memoise_equivalence(task)
     return {b.name: loaded[b.task] for b in chosen}

@@ -94,14 +94,20 @@ def load(name: str, items_dir: Path | None) -> Corpus:
     """Read the task's data set, from the release's own file if `items_dir` has it, else from the hub.
 
     Raises:
-        DataError: names both places.
+        DataError: names both places, or the file that is not the release's.
     """
     source = SOURCES[name]
     path = None if items_dir is None else items_dir / source.file
     squad = name == "qa_1"
     if path is not None and path.exists():
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return _corpus(_squad_file(data) if squad else _hotpot_file(data))
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            return _corpus(_squad_file(data) if squad else _hotpot_file(data))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path}: not laid out like the release of {source.repository} ({type(error).__name__}: {error}). "
+                f"Replace the file, or take it out of evals.items_dir and allow access to the hub."
+            ) from error
     try:
         import datasets
 

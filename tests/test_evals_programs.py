@@ -1,0 +1,103 @@
+"""Programs out of answers: fences of other languages, several functions, what a stop word cuts, and CRLF."""
+
+from __future__ import annotations
+
+import pytest
+
+from iha.evals.grade import extract
+from iha.evals.programs import STOPS, code_of, complete, defines, humaneval_tests, mbpp_tests
+
+DEF = "def f(x):\n    return x + 1"
+
+
+@pytest.mark.parametrize("language", ["bash", "sh", "text", "c++", "objective-c", "json", "shell-session", "c#", ""])
+def test_cod_02_a_fence_of_another_kind_before_the_program_does_not_hide_it(language):
+    text = f"First:\n```{language}\npip install x\n```\nThen:\n```python\n{DEF}\n```\nand\n```{language}\n2\n```\n"
+    assert code_of(text) == DEF
+    assert complete("def f(x):\n", text, "f") == DEF
+
+
+@pytest.mark.parametrize("language", ["python", "Python", "PYTHON", "python3", "Python3", "py", "", " python", "\tpy "])
+def test_a_python_fence_is_known_however_it_is_written(language):
+    assert code_of(f"```text\nx\n```\n```{language}\n{DEF}\n```\n```text\ny\n```") == DEF
+
+
+def test_a_fence_of_another_language_counts_where_there_is_no_other():
+    assert code_of("```text\nx = 1\n```") == "x = 1"
+    assert code_of(f"```ruby\nx = 1\n```\n```pycon\n{DEF}\n```") == DEF
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (f"```python\n{DEF}\n```\n```python\nprint(f(1))\n```", DEF),
+        ("```python\nx = 1\n```\n```python\ny = 2\n```", "y = 2"),
+        ("```python\nclass A:\n    pass\n```\n```python\nA()\n```", "class A:\n    pass"),
+        ("```python\nasync def f():\n    pass\n```\n```python\nf()\n```", "async def f():\n    pass"),
+        ("```python\n\n\n```\nNothing.", "```python\n\n\n```\nNothing."),
+        ("Use `f` and ```inline``` code.\nx = 1", "Use `f` and ```inline``` code.\nx = 1"),
+        ("[BEGIN]\r\nx = 1\r\n[DONE]\r\nmore", "x = 1"),
+        ("[BEGIN]\n    x = 1\n", "    x = 1"),
+        ("x = 1\n[DONE]\n[BEGIN]\ny = 2\n[DONE]", "y = 2"),
+        ("[DONE]", None),
+        ("```python\r\nx = 1\r\ny = 2\r\n```", "x = 1\r\ny = 2\r"),
+        ("    ```python\n    x = 1\n    ```", "    x = 1"),
+        ("é = '😀'", "é = '😀'"),
+    ],
+)
+def test_the_program_of_an_answer(text, code):
+    assert extract("mbpp", text) == code
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("def f(x): pass", True),
+        ("def f (x): pass", True),
+        ("async def f(x): pass", True),
+        ("x = 1\ndef f(): pass", True),
+        ("    def f(x): pass", False),
+        ("def ff(x): pass", False),
+        ("def af(x): pass", False),
+        ("# def f(x)", False),
+    ],
+)
+def test_a_program_defines_a_function_at_top_level_only(code, found):
+    assert defines(code, "f") is found
+
+
+def test_names_are_not_patterns():
+    assert not defines("def fxx(): pass", "f.x")
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_completion_ends_at_the_first_stop_word(stop):
+    other = next(s for s in STOPS if s != stop)
+    assert complete("def f(x):\n", f"    return x{stop} and more{other}", "f") == "def f(x):\n    return x\n"
+
+
+def test_only_what_a_caller_names_stops_a_completion():
+    assert complete("def f(x):\n", "    return x\nclass A: pass", "f", stops=("END",)).endswith("class A: pass\n")
+
+
+def test_helpers_and_imports_of_the_prompt_stand_before_an_answer_that_repeats_the_function():
+    prompt = "import math\n\ndef half(x):\n    return x / 2\n\ndef f(x):\n    '''Doc: def f(x) twice.'''\n"
+    answer = "def f(x):\n    return half(x)"
+    program = complete(prompt, f"```python\n{answer}\n```", "f")
+    assert program == "import math\n\ndef half(x):\n    return x / 2\n\n" + answer
+    space = {}
+    exec(program, space)
+    assert space["f"](6) == 3
+
+
+def test_an_empty_answer_leaves_the_prompt():
+    assert complete("def f(x):\n", "", "f") == "def f(x):\n\n"
+
+
+def test_tests_are_statements_that_raise():
+    space = {}
+    exec(DEF + "\n" + humaneval_tests("def check(c):\n    assert c(1) == 2", "f"), space)
+    exec(mbpp_tests("k = 2\r\nj = 3", ["assert f(1) == k", "assert f(k) == j"]), space)
+    with pytest.raises(AssertionError):
+        exec(mbpp_tests("", ["assert f(1) == 3"]), space)
+    assert mbpp_tests("", []) == "\n"
