@@ -77,7 +77,7 @@ def command_in(copy: Path, root: Path, command: str, named: Iterable[Path]) -> s
         inside = copy / path.relative_to(root) if path.is_relative_to(root) else None
         if inside is not None and inside.exists():
             new = str(inside).replace("\\", r"\\")
-            command = re.sub(re.escape(str(path)) + r"(?=['\"\s]|$)", new, command)
+            command = re.sub(r"(?<![^'\"\s=])" + re.escape(str(path)) + r"(?=['\"\s]|$)", new, command)
     paths = ":".join(str(folder) for folder in imported(copy, root))
     return f'export PYTHONPATH={shlex.quote(paths)}"${{PYTHONPATH:+:$PYTHONPATH}}"; {command}' if paths else command
 
