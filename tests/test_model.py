@@ -86,6 +86,18 @@ def test_att_05_theta_of_the_header_is_the_theta_in_use(tmp_path):
     assert torch.equal(load_model(tmp_path / "long")(ids), want)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_model_that_was_evaluated_can_be_trained_on(variant):
+    """What is kept between calls (rotations, biases) is no tensor of inference mode, which autograd refuses."""
+    net = model(variant, layers=5, dtype=torch.float32)
+    with torch.inference_mode():
+        evaluated = net(tokens(1, 24))
+    trained = net(tokens(1, 24))
+    trained.sum().backward()
+    torch.testing.assert_close(trained.detach(), evaluated.clone(), rtol=0, atol=0)
+    assert all(p.grad is not None for p in net.parameters())
+
+
 def test_rotary_tables_survive_a_cast():
     net = model("global", dtype=torch.float32).bfloat16()
     net(tokens(1, 5))

@@ -33,10 +33,11 @@ class Rope:
         known = self._tables.get(device)
         if known is None or known[0].shape[0] < length:
             rows = length if known is None else max(length, 2 * known[0].shape[0])
-            angle = torch.outer(torch.arange(rows, dtype=torch.float64, device="cpu"), self.inv_freq)
-            cos, sin = angle.cos(), angle.sin()
-            halves = torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
-            known = (halves[0].float().to(device), halves[1].float().to(device))
+            with torch.inference_mode(False):  # kept: what is made in that mode cannot take part in training
+                angle = torch.outer(torch.arange(rows, dtype=torch.float64, device="cpu"), self.inv_freq)
+                cos, sin = angle.cos(), angle.sin()
+                halves = torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
+                known = (halves[0].float().to(device), halves[1].float().to(device))
             self._tables[device] = known
         return known
 
