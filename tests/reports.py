@@ -129,7 +129,8 @@ class World:
         )
         self.synthetic = config
         score = {"accuracy": 0.75, "by_size": {"4": 0.8, "5": 0.7}, "loss": 0.5}
-        splits = {"test": {"majority": {"accuracy": 0.6, "by_size": {"4": 0.6, "5": 0.6}}}}
+        majority = {"accuracy": 0.6, "by_size": {"4": 0.6, "5": 0.6}}
+        splits = {name: {"majority": majority} for name in ("validation", "test")}
         self.inputs["synthetic_data:binary"] = manifest("synthetic_data", {"splits": splits})
         for model in config.models:
             part = train_slice(config, "binary", model.name, 1e-3, 0)

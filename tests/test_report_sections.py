@@ -210,7 +210,7 @@ def run(model, seed, accuracies, lr=1e-3, stopped="epochs"):
 
 def seen(*outcomes):
     majority = {t.name: {"accuracy": 0.6, "by_size": {str(m): 0.6 for m in t.sizes}} for t in CONFIG.tasks}
-    return Grid(CONFIG, outcomes, majority)
+    return Grid(CONFIG, outcomes, majority, dict.fromkeys(majority, 0.58))
 
 
 def test_what_was_begun_and_what_not_is_said_first():
@@ -256,6 +256,7 @@ def test_extents_counts_and_certainty_in_words():
 def test_files_of_runs_and_curves_have_a_line_for_each():
     grid = seen(run("mha", 0, [0.5, 0.7]), run("iha", 0, [0.6], stopped=None))
     runs, curves = list(relations.run_lines(grid)), list(relations.curve_lines(grid))
+    assert {line[8] for line in curves} == {0.58}, "beside validation accuracy stands that split's own majority"
     assert [dict(zip(relations.HEADER, line, strict=True))["test"] for line in runs] == [0.7, None]
     assert [len(line) for line in curves] == [len(relations.CURVE)] * 3
     assert dict(zip(relations.CURVE, curves[1], strict=True))["flops"] == 2e6

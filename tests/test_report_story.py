@@ -184,7 +184,7 @@ def test_items_met_are_counted_once_and_old_manifests_hold_their_own_search(tmp_
     newer = {**facts, "hits": []}
     world.inputs["contamination:pretrain"] = manifest("contamination", newer)
     world.inputs["contamination:sft"] = manifest("contamination", {**facts, "hits": [{"item": "b"}]})
-    assert "8 words in a row with the training text: pretrain 0, sft 1;" in contamination(world.results)
+    assert "8 words in a row with the training text: pretrain 0, sft 1." in contamination(world.results)
     cells = findings(world)
     provenance_section(cells)
     assert cells.cells["contamination"] == {

@@ -116,6 +116,18 @@ def test_lower_loss_is_better_in_the_companion_block(tmp_path):
     assert (found["IHA"].main, found["IHA"].bold, found["Global"].bold) == ("2.000", True, False)
 
 
+def test_token_accuracy_has_the_bounds_of_a_share_and_loss_has_none(tmp_path):
+    world = whole(tmp_path, variants=("global", "iha"))
+    rows = [row("gsm8k", "gold_acc", 0.0, n=6), row("gsm8k", "gold_nll", 2.0, n=6)]
+    scores = {("gsm8k", "gold_acc"): [0.0] * 6, ("gsm8k", "gold_nll"): [2.0] * 6}
+    world.evaluate("iha", 1, "reasoning", "sft", rows, scores)
+    companion = paper_tables(world.results)[0].grids[1]
+    shown = next(r for r in companion.rows if r[0].main == "IHA")
+    accuracy, loss = (shown[companion.header.index(f"GSM8K gold {name}")] for name in ("token acc.", "NLL"))
+    assert "[0.0, 45.9]" in accuracy.lines, "Clopper-Pearson for none of six"
+    assert not any(line.startswith("[") for line in loss.lines)
+
+
 def test_tables_say_which_tests_could_have_been_significant(tmp_path):
     world = whole(tmp_path)
     (note,) = [n for n in grid(world).footnotes if "could have reached" in n]
@@ -159,7 +171,7 @@ def test_contamination_is_printed_or_said_to_be_unknown(tmp_path):
     hits = [{"item": "gsm8k/1"}, {"item": "gsm8k/1"}, {"item": "mbpp/2"}]
     facts = {"checked": 30, "too_short": 2, "hits": hits, "n_words": 13}
     world.inputs["contamination:pretrain"] = manifest("contamination", facts)
-    said = "of all 30 items in the files (not only those evaluated), these share 13 words in a row with the training text: pretrain 2; 2 are too short"
+    said = "of the 30 items in the files that are long enough to be looked for (not only those evaluated; 2 more are too short), these share 13 words in a row with the training text: pretrain 2."
     assert any(said in note for note in grid(world).footnotes)
 
 

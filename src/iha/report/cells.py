@@ -71,7 +71,7 @@ def _informed(cell: Cell, items: dict[int, ItemScores], column: Column, notes: t
     """The cell with its interval and the footnotes on its benchmark."""
     if cell.missing is not None:
         return cell
-    bounds = interval({s: items[s] for s in cell.seeds}, bounded=column.metric not in COMPANIONS)
+    bounds = interval({s: items[s] for s in cell.seeds}, bounded=column.metric != "gold_nll")
     low, high = (None, None) if bounds is None else (column.factor * bounds[0], column.factor * bounds[1])
     return replace(cell, low=low, high=high, notes=(*cell.notes, *notes))
 

@@ -90,7 +90,7 @@ def _judged(finding: Finding, p: float | None, reach: float | None) -> Finding:
         return judged
     e = judged.effect
     cause = (
-        f"only {e.differ} of {e.items} items tell variants apart"
+        f"only {e.differ} of {e.items} items that tell variants apart"
         if finding.claim.worse is None
         else f"{e.items} paired items"
     )

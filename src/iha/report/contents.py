@@ -82,6 +82,8 @@ def training(found: Findings) -> Section:
     grids = (training_grid(found.results), reach_grid(found.results))
     found.write_grids("training", grids)
     found.write("training.csv", grid_csv(grids[0]))
+    if grids[1].rows:
+        found.write("reach.csv", grid_csv(grids[1]))
     found.note(training_cells(found.results))
     return Section("training", "Training", pictures + tables(*grids))
 

@@ -126,7 +126,9 @@ def _from_zero(axis: Any, values: Sequence[float]) -> None:
         axis.set_ylim(bottom=0)
         return
     axis.set_ylim(0, 100)
-    axis.text(0.5, 0.5, "every score is zero" if values else "not measured", ha="center", transform=axis.transAxes)
+    said = "every score is zero" if values else "not measured"
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    axis.text(0.5, 0.8, said, ha="center", transform=axis.transAxes, bbox=box, zorder=10)
 
 
 def training_curves(results: Results, folder: Path) -> tuple[Path, Path]:

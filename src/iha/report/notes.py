@@ -122,7 +122,7 @@ def contamination(results: Results) -> str:
     shares = ", ".join(f"{split} {met(facts)}" for split, facts in found.items())
     one = next(iter(found.values()))
     return (
-        f"Contamination: of all {one['checked']} items in the files (not only those evaluated), these share "
-        f"{one['n_words']} words in a row with the training text: {shares}; {one['too_short']} are too short to be "
-        "looked for."
+        f"Contamination: of the {one['checked']} items in the files that are long enough to be looked for (not only "
+        f"those evaluated; {one['too_short']} more are too short), these share {one['n_words']} words in a row with "
+        f"the training text: {shares}."
     )

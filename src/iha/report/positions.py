@@ -34,7 +34,8 @@ def positions_section(found: Findings) -> Section | None:
     text = (
         f"Loss by position after context extension, mean over {one['sequences']} sequences of {one['length']} tokens "
         f"from the end of the extension text's order, the same for every variant.{seen} Dashed: pretraining length. "
-        "A falling line means that more context helps; a rise behind the dashed line means that it is not used."
+        "A falling line means that more context helps; a rise of one variant against the others behind the dashed "
+        "line, that it does not use it. Where all rise and fall together it is the text that is harder there."
     )
     ends = {v: mean_present([f["loss"][-1] for f in facts])[0] for v, facts in by_variant.items()}
     said = ", ".join(f"{display(v)} {x:.2f}" for v, x in ends.items() if x is not None)

@@ -46,11 +46,12 @@ def reach_grid(results: Results) -> Grid:
     header = ("variant", *(f"{STAGES[stage]} {name}" for stage, _, name in columns))
     rows = tuple((Text(display(v)), *(_cell(v, c, shares[v, c]) for c in columns)) for v in shown)
     notes = (
-        f"Cost at which the mean of {LAST} steps' losses first is as low as {display(reference)}'s mean of its last "
-        f"{LAST} (same training seed), over the cost at which {display(reference)} itself first is: below 1, the "
-        "variant gets there for less. Mean ± sample SD over training seeds. Not reached: by the end of its training.",
-        "Learning rates fall until the end, and a loss that is met on the way is met before they have fallen: a share "
-        "below 1 says that the variant is ahead, not how short its training could be.",
+        f"{display(reference)} ends at some loss (mean of its last {LAST} steps). What a variant with the same "
+        f"training seed has spent when its mean of {LAST} steps is first as low, divided by what {display(reference)} "
+        "had spent when its own first was: below 1, the variant got there for less. Mean ± sample SD over training "
+        "seeds. Not reached: by the end of its training. Fine-tuning starts from each variant's own weights.",
+        "One seed is one draw. Learning rates fall until the end, so a loss that is met on the way is met before they "
+        "have fallen: the ratio does not say how short a training could be.",
     )
     return Grid("reach", caption(results, f"What {display(reference)}'s loss costs."), header, rows, notes)
 

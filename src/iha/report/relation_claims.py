@@ -43,8 +43,10 @@ def _verdict(grid: Grid, task: str, claimed: float) -> Verdict:
     strong = [m.name for m in grid.config.models if m.attention == "simplicial"]
     ours = [m.name for m in grid.config.models if m.attention == "iha" and m.pseudo_heads == 8 and m.matches is None]
     if not (strong and ours):
-        why = "The grid has no IHA with eight pseudo-heads or no 2-simplicial attention to compare."
-        return Verdict(task, claimed, "inconclusive", None, why)
+        lacks = " and no ".join(
+            name for name, of in (("IHA with eight pseudo-heads", ours), ("2-simplicial attention", strong)) if not of
+        )
+        return Verdict(task, claimed, "inconclusive", None, f"Not tested: the grid has no {lacks}.")
     open_ends, found = [], []
     for lr in grid.config.lrs:
         for pair in ((a, b) for a in ours for b in strong):

@@ -68,16 +68,15 @@ def _bars(axis: Any, grid: Grid, task: str, lr: float) -> None:
         axis.bar(i, mean, color=colours(grid)[model.name], yerr=sd, capsize=3, ecolor="#555555")
         top = mean + (sd or 0.0)
         axis.annotate(f"{mean:.1f}", (i, top), ha="center", va="bottom", xytext=(0, 2), textcoords="offset points")
-    _majority_line(axis, grid, task)
+    _majority_line(axis, grid.majority[task]["accuracy"])
     slant = {"rotation": 45, "ha": "right"} if len(names) > 4 else {}
     axis.set_xticks(range(len(names)), names, fontsize=7, **slant)
     axis.set_xlim(-0.6, len(names) - 0.4)
     axis.set_ylim(0, 105)
 
 
-def _majority_line(axis: Any, grid: Grid, task: str) -> None:
-    height = 100 * grid.majority[task]["accuracy"]
-    axis.axhline(height, color="#888888", linestyle="--", linewidth=1.2, label=MAJORITY)
+def _majority_line(axis: Any, share: float) -> None:
+    axis.axhline(100 * share, color="#888888", linestyle="--", linewidth=1.2, label=MAJORITY)
 
 
 def curves(grid: Grid, task: str, scale: str, folder: Path, name: str) -> tuple[Path, Path]:
@@ -120,7 +119,7 @@ def _curves(axis: Any, grid: Grid, task: str, lr: float, along: Axis) -> None:
         axis.plot(xs, means, color=colour, marker=MARKERS[i % len(MARKERS)], markersize=3, label=text)
         lower, upper = ([m + sign * s for m, s in zip(means, sds, strict=True)] for sign in (-1, 1))
         axis.fill_between(xs, lower, upper, color=colour, alpha=0.2, linewidth=0)
-    _majority_line(axis, grid, task)
+    _majority_line(axis, grid.validation[task])
     axis.set_xlabel({"epoch": "epochs", "flops": "training FLOPs", "cpu_s": "CPU-seconds"}[along])
     if along == "flops":
         from matplotlib.ticker import LogLocator, NullFormatter

@@ -32,12 +32,10 @@ def grid_of(config: SyntheticConfig, inputs: Mapping[str, Manifest]) -> Grid:
     for name, manifest in runs.items():
         _check(config, name, manifest)
     found = (outcome(m.facts) for m in runs.values())
-    majority = {
-        name.removeprefix(DATA): m.facts["splits"]["test"]["majority"]
-        for name, m in inputs.items()
-        if name.startswith(DATA)
-    }
-    return Grid(config, tuple(o for o in found if o is not None), majority)
+    splits = {name.removeprefix(DATA): m.facts["splits"] for name, m in inputs.items() if name.startswith(DATA)}
+    majority = {task: of["test"]["majority"] for task, of in splits.items()}
+    validation = {task: of["validation"]["majority"]["accuracy"] for task, of in splits.items()}
+    return Grid(config, tuple(o for o in found if o is not None), majority, validation)
 
 
 def _check(config: SyntheticConfig, name: str, manifest: Manifest) -> None:

@@ -176,5 +176,5 @@ def curve_lines(grid: Grid) -> Iterator[list[Any]]:
     for o in grid.outcomes:
         for p in o.points:
             sizes = " ".join(f"{m}:{a:.4f}" for m, a in p.by_size.items())
-            majority = grid.majority[o.task]["accuracy"]
+            majority = grid.validation[o.task]
             yield [o.task, o.model, o.lr, o.seed, p.epoch, p.flops, p.cpu_s, p.accuracy, majority, sizes]

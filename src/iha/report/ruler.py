@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from iha.evals.scores import mean_present, suite_mean
 from iha.report.collect import Results
 from iha.report.format import MISSING, display, mean_text, signed
+from iha.report.notes import variant_notes
 from iha.report.paper import paper
 from iha.report.power import power
 from iha.report.records import Cells, Footnotes, Grid, ItemScores, Metric, Text
@@ -142,7 +143,7 @@ def ruler_grid(results: Results, numbers: Ruler) -> Grid:
         for n in numbers.lengths:
             lines = (*_span(numbers.multikey_bounds, v, n), *_gain(numbers, v, reference, n))
             cells.append(_cell(f"{name}:multikey.{n}", numbers.multikey[v, n], lines, notes))
-        rows.append((Text(display(v)), *cells))
+        rows.append((Text(display(v), marks=notes.mark(*variant_notes(results, v, "long"))), *cells))
     header = (
         "variant",
         "overall",
@@ -178,7 +179,11 @@ def _notes(results: Results, numbers: Ruler) -> list[str]:
     reference = results.part.reference
     shown = any(_gain(numbers, v, reference, n) for v in results.part.variants for n in numbers.lengths)
     gain = f"Gain: multi-key mean relative to {display(reference)}, of the seeds that both have." if shown else ""
-    spans = "Brackets: 95 % interval as in Tables 1 and 2." if numbers.bounds else ""
+    spans = (
+        "Brackets: 95 % interval as in Tables 1 and 2. The overall mean has none; its differences have (claims)."
+        if numbers.bounds
+        else ""
+    )
     stars = f"Δ: difference to {display(reference)}, * if significant at {LEVEL} as in Tables 1 and 2."
     able = power(list(numbers.reach.values()), "tests of an overall difference to the reference")
     return [text for text in (own, able, stars, spans, gain, theirs, *paper().figure_notes) if text]

@@ -113,7 +113,7 @@ def _companion_grid(results: Results, name: str, block: Block) -> Grid:
     notes = Footnotes()
     rows = [_items_row(name, block)]
     rows += [(Text(display(v)), *_row(name, block, v, notes)) for v in results.part.variants]
-    title = "Continuous companions: loss (nats per token, lower is better) and token accuracy of the gold answers."
+    title = "Companions, of the gold answers: loss (nats per token, lower is better) and token accuracy (percent)."
     header = ("variant", *(c.label for c in block.columns))
     title = caption(results, title, _origin(results, block))
     notes.mark(*(text for text in [power(block.reaches, TESTS)] if text), "Cells as in the table above.")

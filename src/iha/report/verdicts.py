@@ -7,6 +7,7 @@ from collections import Counter
 from iha.report.claims import Finding, judge, measure_text, published
 from iha.report.collect import Results
 from iha.report.format import MISSING, signed
+from iha.report.notes import generated
 from iha.report.page import tables
 from iha.report.power import power
 from iha.report.records import Footnotes, Grid, Text
@@ -81,7 +82,9 @@ def claims_grid(results: Results, findings: tuple[Finding, ...]) -> Grid:
         rows.append((Text(f.claim.says, (measure_text(results, f.claim),), marks), *_cells(f)))
     able = power([f.reach for f in findings if f.reach is not None], "tests of claims")
     footnotes = [text for text in (able, READING, TESTS) if text]
-    return Grid("claims", caption(results, "The paper's claims."), HEADER, tuple(rows), (*notes.texts, *footnotes))
+    origin = generated(results, results.facts("items").get("tasks", {}), tuned=True)
+    title = caption(results, "The paper's claims.", origin)
+    return Grid("claims", title, HEADER, tuple(rows), (*notes.texts, *footnotes))
 
 
 def _cells(f: Finding) -> tuple[Text, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from iha.configsynthetic import RelationModel, SyntheticConfig
@@ -128,11 +128,15 @@ class Gap:
 
 @dataclass(frozen=True)
 class Grid:
-    """All outcomes of a configuration, and per task the facts of the majority baseline on the test split."""
+    """All outcomes of a configuration, and per task the facts of the majority baseline on the test split.
+
+    `validation`: that baseline's accuracy on the validation split.
+    """
 
     config: SyntheticConfig
     outcomes: tuple[Outcome, ...]
     majority: Mapping[str, Mapping[str, Any]]
+    validation: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, task: str, model: str, lr: float) -> dict[int, Outcome]:
         """Outcomes by seed, in the order of the configuration."""
