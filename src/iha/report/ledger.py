@@ -18,7 +18,9 @@ HEADER = (
 CONVENTION = (
     "Live pairs: 2 FLOPs per multiply-add; matmul parameters times tokens plus the products of each (query, key) pair "
     "that the mask leaves; training = 3 x forward; embedding look-ups are free, the output head is counted.",
-    "Attention part: score and value products against the reference's (1.00 = equal), without projections and mixing.",
+    "Attention part: score and value products against the reference's (1.00 = equal), without projections and mixing. "
+    "FLOPs per token and both ratios are at the pretraining length; each stage is priced at its own, where attention "
+    "weighs more or less, hence its steps.",
     "Mismatch: a stage's FLOPs against the reference's; steps are whole, so that a stage of few steps cannot match.",
     "Tokens: all variants read one stream in the same order; who takes more steps reads further.",
     "KV cache: one sequence in bf16; a local layer keeps the keys of its window alone, a global one all.",
