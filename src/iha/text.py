@@ -20,7 +20,12 @@ def size(count: float) -> str:
         if count < 999.5:  # from there on three digits would say 1e+03
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:,.3g} TB" if count < 999.5 else f"{count:,.0f} TB"
+    return f"{amount(count)} TB"
+
+
+def amount(value: float) -> str:
+    """Three digits, and from 100 on every whole one."""
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def hours(value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -148,7 +148,7 @@ def reach(name: str, revision: str = "main") -> str:
 
 def items(config: Config) -> Iterator[Outcome]:
     """The benchmarks that suites ask for."""
-    from iha.evals.mirror import SETS
+    from iha.evals.mirror import SETS, file_names
 
     used = {task for suite in config.evals.suites if not suite.lengths for task in suite.tasks}
     for task, source in sorted(config.evals.items.items()):
@@ -158,19 +158,12 @@ def items(config: Config) -> Iterator[Outcome]:
         if source == "hub":
             yield _hub_items(label, path)
         elif source == "files":
-            absent = _absent(task, Path(config.evals.items_dir or ""), SETS[task].splits)
+            folder = Path(config.evals.items_dir or "")
+            absent = [n[0] for n in file_names(task).values() if not any(any(folder.glob(name)) for name in n)]
             advice = f"put {' and '.join(absent)} there, in the hub's columns" if absent else ""
             yield Outcome(label, "fail" if absent else "ok", f"files in {config.evals.items_dir}", advice)
         else:
             yield Outcome(label, "ok", f"{source}, no network needed")
-
-
-def _absent(task: str, folder: Path, splits: Sequence[str]) -> list[str]:
-    """Files that the stage `items` reads and that are not in the folder, by the first of their names."""
-    patterns = [(f"{task}_test.jsonl", *(["mbpp.jsonl"] if task == "mbpp" else []))]
-    if "train" in splits:
-        patterns.append((f"{task}_train.jsonl", f"{task}_train_*.jsonl"))
-    return [names[0] for names in patterns if not any(any(folder.glob(name)) for name in names)]
 
 
 def _hub_items(label: str, path: str) -> Outcome:

@@ -173,13 +173,18 @@ def local_files(part: ItemsSlice) -> list[str]:
 def _from_files(task: str, folder: Path | None) -> Splits:
     if folder is None:
         raise DataError("evals.items_dir: not set, but a benchmark's items come from files; name the folder.")
+    splits = {split: _read(folder, *names) for split, names in file_names(task).items()}
     if task == "mbpp":
-        rows = _read(folder, "mbpp_test.jsonl", "mbpp.jsonl")
-        return {"test": [row for row in rows if "task_id" not in row or row["task_id"] in range(11, 511)]}
-    splits = {"test": _read(folder, f"{task}_test.jsonl")}
-    if "train" in SETS[task].splits:
-        splits["train"] = _read(folder, f"{task}_train.jsonl", f"{task}_train_*.jsonl")
+        splits["test"] = [row for row in splits["test"] if "task_id" not in row or row["task_id"] in range(11, 511)]
     return splits
+
+
+def file_names(task: str) -> dict[str, tuple[str, ...]]:
+    """Split -> patterns of its file in the user's folder; the first that is there is read."""
+    names = {"test": (f"{task}_test.jsonl", *(["mbpp.jsonl"] if task == "mbpp" else []))}
+    if "train" in SETS[task].splits:
+        names["train"] = (f"{task}_train.jsonl", f"{task}_train_*.jsonl")
+    return names
 
 
 def _read(folder: Path, *patterns: str) -> list[dict[str, Any]]:

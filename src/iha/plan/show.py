@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from iha.text import aligned, hours, size
+from iha.text import aligned, amount, hours, size
 
 HEAD = (
     "rule", "jobs", "GPU-hours", "core-hours", "longest job", "memory/rank", "checkpoints", "logs", "data", "kWh",
@@ -44,16 +44,12 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
         name,
         str(row["jobs"]),
         f"{row['gpu_hours']:,.1f}",
-        _amount(row["cpu_hours"]),
+        amount(row["cpu_hours"]),
         hours(row["longest_job_hours"]),
         *(size(row[key]) for key in ("memory_bytes_per_rank", "checkpoint_bytes", "log_bytes", "data_bytes")),
-        _amount(row["energy_kwh"]),
+        amount(row["energy_kwh"]),
         f"{row['cost']:,.2f}",
     )
-
-
-def _amount(value: float) -> str:
-    return f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def _ran(entry: tuple[str, dict[str, Any]]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -62,6 +62,13 @@ class Results:
     def score(self, metric: Metric, variant: str, seed: int) -> Score | None:
         """One score, None if no suite has it."""
         return self.scores.get(metric, {}).get((variant, seed))
+
+    def settings(self, model: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Variant, seed and settings of each evaluation of a checkpoint; earlier versions noted fewer settings."""
+        for name, manifest in self.inputs.items():
+            if name.startswith("eval:") and name.endswith(f":{model}"):
+                _, variant, seed, *_ = name.split(":")
+                yield variant, seed, manifest.facts.get("settings", {})
 
     def metrics(self, model: str, benchmark: str) -> list[str]:
         """Names of the metrics that were measured."""

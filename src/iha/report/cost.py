@@ -19,7 +19,7 @@ from iha.report.records import Grid, Text
 from iha.report.render import grid_csv
 from iha.report.section import Findings, Section
 from iha.report.tables import caption
-from iha.text import hours, size
+from iha.text import amount, hours, size
 
 CONFIG = "config.json"
 HEADER = ("job", "number", "GPU time", "CPU time", "longest job", "memory per rank", "energy, kWh")
@@ -123,6 +123,4 @@ def _time(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    if not value or value >= 100:
-        return f"{value:,.0f}" if value else MISSING
-    return f"{value:.3g}" if value >= 0.01 else "< 0.01"
+    return MISSING if not value else amount(value) if value >= 0.01 else "< 0.01"

@@ -37,11 +37,9 @@ def variant_notes(results: Results, variant: str, model: ModelStage) -> list[str
 def _formats(results: Results, model: ModelStage) -> list[str]:
     """That the scores of one table were not all computed in one number format."""
     found: dict[str, set[str]] = {}
-    for name, manifest in results.inputs.items():
-        dtype = manifest.facts.get("settings", {}).get("dtype")  # earlier versions did not note it
-        if name.startswith("eval:") and name.endswith(f":{model}") and dtype:
-            _, variant, seed, *_ = name.split(":")
-            found.setdefault(dtype, set()).add(f"{display(variant)} seed {seed}")
+    for variant, seed, settings in results.settings(model):
+        if "dtype" in settings:
+            found.setdefault(settings["dtype"], set()).add(f"{display(variant)} seed {seed}")
     if len(found) < 2:
         return []
     named = "; ".join(f"{dtype}: {', '.join(sorted(runs))}" for dtype, runs in sorted(found.items()))

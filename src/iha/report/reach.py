@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 from iha.report.collect import Results
 from iha.report.curves import cost_curves
@@ -39,7 +40,7 @@ def first_at(points: Sequence[tuple[float, float]], level: float) -> float | Non
 def reach_grid(results: Results) -> Grid:
     """One row per variant: cost of the reference's last loss over the reference's own; empty without a curve of it."""
     reference, variants = results.part.reference, results.part.variants
-    curves = {(v, c): _curves(results, v, c) for v in variants for c in COLUMNS}
+    curves = {(v, c): of_seed for v in variants for c, of_seed in _curves(results, v).items()}
     shares = {key: _shares(curves[reference, key[1]], of_seed) for key, of_seed in curves.items()}
     columns = [c for c in COLUMNS if shares[reference, c]]
     shown = [v for v in variants if any(shares[v, c] for c in columns)]
@@ -56,11 +57,14 @@ def reach_grid(results: Results) -> Grid:
     return Grid("reach", caption(results, f"What {display(reference)}'s loss costs."), header, rows, notes)
 
 
-def _curves(results: Results, variant: str, column: Column) -> dict[int, Curve]:
-    """Finite losses against the column's cost, of every seed that has them."""
-    stage, axis, _ = column
-    curves = {seed: cost_curves(results, variant, seed, stage)[axis] for seed in results.part.seeds}
-    return {seed: [p for p in points if math.isfinite(p[1])] for seed, points in curves.items() if points}
+def _curves(results: Results, variant: str) -> dict[Column, dict[int, Curve]]:
+    """Finite losses against each column's cost, of every seed that has them."""
+    found: dict[Column, dict[int, Curve]] = {column: {} for column in COLUMNS}
+    for stage, seed in product(dict.fromkeys(stage for stage, *_ in COLUMNS), results.part.seeds):
+        costs = cost_curves(results, variant, seed, stage)
+        for column in (c for c in COLUMNS if c[0] == stage and costs[c[1]]):
+            found[column][seed] = [point for point in costs[column[1]] if math.isfinite(point[1])]
+    return found
 
 
 def _shares(reference: Mapping[int, Curve], own: Mapping[int, Curve]) -> list[float | None]:

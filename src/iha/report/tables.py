@@ -94,12 +94,7 @@ def _main_grid(results: Results, table: str, block: Block, ranks: dict[str, floa
 def _answers(results: Results, block: Block) -> str:
     """Answers per item behind each metric, and why a majority vote may give a share of an item."""
     model = block.columns[0].model
-    settings = [
-        m.facts.get("settings", {})
-        for n, m in results.inputs.items()
-        if n.startswith("eval:") and n.endswith(f":{model}")
-    ]
-    drawn = " or ".join(map(str, sorted({x["samples"] for x in settings if "samples" in x})))
+    drawn = " or ".join(map(str, sorted({x["samples"] for *_, x in results.settings(model) if "samples" in x})))
     what = "EM and P@1: one greedy answer per item; Maj@k" if model == "base" else "P@k and Maj@k"
     said = [f"{what}: from {drawn} sampled answers per item."] if drawn else []
     if any(column.metric.startswith("maj") for column in block.columns):
