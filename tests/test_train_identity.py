@@ -20,17 +20,43 @@ def changed(**inputs):
     return {**BEGUN, "inputs": {**BEGUN["inputs"], **inputs}}
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """The directory of a run that was begun and has saved."""
+    claim(tmp_path, BEGUN, "c1")
+    (tmp_path / "checkpoints" / "step_00000004").mkdir(parents=True)
+    return tmp_path
+
+
 def test_the_same_run_goes_on_and_attempts_are_counted(tmp_path):
     assert claim(tmp_path, BEGUN, "c1")["attempts"] == 1
     assert claim(tmp_path, BEGUN, "c1")["attempts"] == 2
 
 
-def test_other_data_or_settings_are_refused_by_name(tmp_path):
-    claim(tmp_path, BEGUN, "c1")
-    with pytest.raises(CheckpointError, match=rf"{tmp_path}.*inputs.store: aa -> bb.*Remove that directory"):
-        claim(tmp_path, changed(store="bb"), "c1")
+def test_other_data_or_settings_are_refused_by_name(folder):
+    with pytest.raises(CheckpointError, match=rf"{folder}.*inputs.store: aa -> bb.*Remove that directory"):
+        claim(folder, changed(store="bb"), "c1")
     with pytest.raises(CheckpointError, match=r"slice.recipe.lr: 0.001 -> 0.002"):
-        claim(tmp_path, {**BEGUN, "slice": {"recipe": {"lr": 2e-3}}}, "c1")
+        claim(folder, {**BEGUN, "slice": {"recipe": {"lr": 2e-3}}}, "c1")
+
+
+@pytest.mark.parametrize("left", [(), ("checkpoints",), ("checkpoints/step_00000004.tmp",)])
+def test_a_run_that_saved_nothing_gives_way_to_mended_code(tmp_path, left):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    claim(folder, BEGUN, "c1")
+    for name in left:
+        (folder / name).mkdir(parents=True)
+    record = claim(folder, BEGUN, "c2")
+    assert (record["codes"], record["attempts"]) == (["c2"], 1)
+    assert json.loads((tmp_path / "run.1" / "run.json").read_text())["codes"] == ["c1"]
+
+
+def test_a_checkpoint_that_was_set_aside_is_not_given_up(tmp_path):
+    claim(tmp_path, BEGUN, "c1")
+    (tmp_path / "checkpoints" / "bad_step_00000004_0").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="holds an unfinished run"):
+        claim(tmp_path, BEGUN, "c2")
 
 
 @pytest.mark.parametrize("name", ["max_skipped", "keep_checkpoints", "checkpoint_every"])
@@ -72,14 +98,13 @@ def test_a_broken_record_is_refused_and_nothing_is_removed(tmp_path):
     assert (tmp_path / "checkpoints").exists()
 
 
-def test_other_code_needs_an_explicit_flag_and_is_recorded(tmp_path, monkeypatch):
-    claim(tmp_path, BEGUN, "c1")
+def test_other_code_needs_an_explicit_flag_and_is_recorded(folder, monkeypatch):
     with pytest.raises(CheckpointError, match=OTHER_CODE):
-        claim(tmp_path, BEGUN, "c2")
+        claim(folder, BEGUN, "c2")
     monkeypatch.setenv(OTHER_CODE, "1")
-    assert claim(tmp_path, BEGUN, "c2")["codes"] == ["c1", "c2"]
+    assert claim(folder, BEGUN, "c2")["codes"] == ["c1", "c2"]
     with pytest.raises(CheckpointError):
-        claim(tmp_path, changed(store="bb"), "c2")
+        claim(folder, changed(store="bb"), "c2")
 
 
 def test_a_finished_run_of_something_else_is_moved_aside(tmp_path):

@@ -347,8 +347,10 @@ class Config(Frozen):
             yield f"reference is {self.reference!r}, not a variant; allowed: {', '.join(names)}"
         if len(set(self.seeds)) < len(self.seeds):
             yield f"seeds is {list(self.seeds)}; allowed: each seed once"
+        lengths = [recipe.seq_len for recipe in (self.pretrain, self.extend, self.sft)]
         for v in self.variants:
-            yield from (f"variants.{v.name}.attention.{p}" for p in v.attention.problems(self.geometry))
+            found = v.attention.problems(self.geometry) or v.attention.bad_numbers(self.geometry, lengths)
+            yield from (f"variants.{v.name}.attention.{p}" for p in found)
 
     def _length_problems(self) -> Iterator[str]:
         if self.extend.seq_len < self.pretrain.seq_len:

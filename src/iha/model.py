@@ -16,7 +16,7 @@ from iha.attention import Attention, Frame, build_attention
 from iha.attention.kernels import announce
 from iha.cache import CacheForm, KVCache, LayerCache
 from iha.config import ModelConfig
-from iha.errors import ConfigError
+from iha.errors import ConfigError, UserError
 from iha.rope import Rope
 from iha.variants.base import AttentionSpec, Geometry
 
@@ -47,8 +47,18 @@ class Block(nn.Module):
         self.ffn = SwiGLU(model.hidden_dim, model.ffn_dim)
 
     def forward(self, x: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:
-        """(B, N, D) to (B, N, D)."""
-        x = x + self.attention(self.attention_norm(x), frame, cache)
+        """(B, N, D) to (B, N, D).
+
+        Raises:
+            UserError: the attention returned another shape, which a sum could otherwise broadcast in silence.
+        """
+        attended = self.attention(self.attention_norm(x), frame, cache)
+        if attended.shape != x.shape:
+            raise UserError(
+                f"{type(self.attention).__name__}.forward returned {tuple(attended.shape)}; "
+                f"allowed: the shape it was given, (batch, tokens, hidden_dim), here {tuple(x.shape)}"
+            )
+        x = x + attended
         out: Tensor = x + self.ffn(self.ffn_norm(x))
         return out
 

@@ -71,7 +71,7 @@ class Trainer:
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
-        return self.folder / "checkpoints"
+        return self.folder / identity.CHECKPOINTS
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds; filled in place when one is loaded."""

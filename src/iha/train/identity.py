@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("iha")
 #: Set to 1 to resume an unfinished run with other code than it began with (the manifest then lists both).
 OTHER_CODE = "IHA_RESUME_OTHER_CODE"
-RECORD, FINAL = "run.json", "final"
+RECORD, FINAL, CHECKPOINTS = "run.json", "final", "checkpoints"
 #: Settings that change no weight: a run goes on, and a finished one stays, whatever they are.
 HARMLESS = frozenset(f"slice.recipe.{name}" for name in ("max_skipped", "keep_checkpoints", "checkpoint_every"))
 
@@ -33,14 +33,15 @@ def content(manifest: Manifest) -> str:
 def claim(folder: Path, begun_with: dict[str, Any], code: str) -> dict[str, Any]:
     """Check the run directory against what it was begun with and count the attempt; returns its record.
 
-    A finished run that differs is moved aside (`<stage>.1`, ...): being started again means that it is to be redone.
-    An unfinished one that differs is refused, since its checkpoints may be worth days.
+    One that differs is moved aside (`<stage>.1`, ...) if it is finished, for being started again means that it is to
+    be redone, or if it has saved nothing yet, as after mending code that failed at once. Any other that differs is
+    refused, since its checkpoints may be worth days.
 
     Raises:
         CheckpointError: an unfinished run differs; names the field and the directory.
     """
     record = _read(folder / RECORD)
-    if record is None or (_differences(record, begun_with, code) and (folder / FINAL).exists()):
+    if record is None or (_differences(record, begun_with, code) and _expendable(folder)):
         _move_aside(folder)
         record = {"begun_with": begun_with, "codes": [code], "attempts": 0}
     if found := _differences(record, begun_with, code):
@@ -117,6 +118,12 @@ def _with_other_code(folder: Path, record: dict[str, Any], found: list[str], cod
     )
 
 
+def _expendable(folder: Path) -> bool:
+    """Whether a run may give way to another: it is over, or has saved nothing to go on from."""
+    saved = [path for path in (folder / CHECKPOINTS).glob("*") if path.suffix != ".tmp"]
+    return (folder / FINAL).exists() or not saved
+
+
 def _move_aside(folder: Path) -> None:
     """Move all but the lease to the first free `<folder>.N`; the record goes first, so a crash here is seen later."""
     entries = [p for p in folder.iterdir() if p.name != "lease"]
@@ -127,4 +134,4 @@ def _move_aside(folder: Path) -> None:
     aside.mkdir()
     for entry in sorted(entries, key=lambda p: p.name != RECORD):
         entry.replace(aside / entry.name)
-    log.warning("%s held a finished run of something else: moved to %s.", folder, aside)
+    log.warning("%s held a run of something else: moved to %s.", folder, aside)

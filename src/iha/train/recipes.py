@@ -81,7 +81,7 @@ def _train(run: Run, stop: StopFlag, record: dict[str, Any]) -> Made:
     model = _start_model(run)
     objective = prepare(model, part.engine, world)
     optimizer = AdamW(dict(objective.model.named_parameters()), model.no_decay_names(), part.recipe)
-    loop = Loop(Plan(part.recipe, part.steps, run.folder / "checkpoints"), objective, optimizer, batches, world)
+    loop = Loop(Plan(part.recipe, part.steps, run.folder / identity.CHECKPOINTS), objective, optimizer, batches, world)
     resumed = loop.restore()
     if resumed and world.leads:
         log.info("%s: resumed after step %d of %d.", run.label, loop.counters.step, part.steps)

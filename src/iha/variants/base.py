@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -111,6 +111,32 @@ class AttentionSpec(BaseModel):
         """Import and return the torch module class (imports torch)."""
         module: Callable[..., Any] = resolve(self.module)
         return module
+
+    def bad_numbers(self, geometry: Geometry, lengths: Iterable[int]) -> Iterator[str]:
+        """What the ledger cannot reckon with: windows, parameters and prices that are no whole numbers, or too small.
+
+        Asked of every layer at sequences of `lengths` tokens; one line for each member, for the first layer it is wrong
+        in. Not to be overridden.
+        """
+        wrong: dict[str, str] = {}
+        for member, at, value, least in self._numbers(geometry, sorted(set(lengths))):
+            if type(value) is not int or value < least:
+                wrong.setdefault(member, f"{member}{at} is {value!r}; allowed: a whole number, {least} or more.")
+        where = f"Change it in class {type(self).__module__}:{type(self).__qualname__}"
+        yield from (f"{text} {where}" for text in wrong.values())
+
+    def _numbers(self, geometry: Geometry, lengths: list[int]) -> Iterator[tuple[str, str, Any, int]]:
+        """Member, where it was asked, its value and the least allowed, for every layer and length."""
+        for layer in range(geometry.n_layers):
+            if (window := self.window_at(geometry, layer)) is not None:
+                yield "window_at", f"(layer {layer})", window, 1
+            yield "params", f"(layer {layer})", self.params(geometry, layer), 0
+            for length in lengths:
+                at = f"(layer {layer}, {length} tokens)"
+                price = vars(self.price(geometry, layer, length))
+                yield from ((f"price.{name}", at, value, 0) for name, value in price.items())
+                yield "asymptotic_pairs", at, self.asymptotic_pairs(geometry, layer, length), 0
+                yield "cache_values", at, self.cache_values(geometry, layer, length), 0
 
 
 def resolve(path: str) -> Any:

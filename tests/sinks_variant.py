@@ -1,0 +1,47 @@
+"""An attention variant with a mask of its own, in one file: a window, and the first tokens of the sequence (not a test)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from iha.attention import Frame
+from iha.attention.mha import MultiHeadAttention
+from iha.cache import LayerCache
+from iha.variants.base import AttentionSpec, Geometry, LayerPrice, live_pairs
+
+
+class SinksSpec(AttentionSpec):
+    """MHA that sees the last `width` tokens and the first `sinks` of the sequence."""
+
+    kind: Literal["sinks_variant:SinksSpec"]
+    module: ClassVar[str] = "sinks_variant:SinksAttention"
+    width: int = 64
+    sinks: int = 4
+
+    def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
+        beyond = sum(max(0, seq_len - self.width - sink) for sink in range(self.sinks))
+        pairs = live_pairs(seq_len, self.width) + beyond
+        return LayerPrice(8 * geometry.hidden_dim**2 * seq_len, 0, 4 * geometry.hidden_dim * pairs)
+
+
+class SinksAttention(MultiHeadAttention):
+    """See SinksSpec."""
+
+    def __init__(self, spec: SinksSpec, geometry: Geometry, layer: int, backend: str = "auto") -> None:
+        super().__init__(spec, geometry, layer, backend)
+        self.width, self.sinks = spec.width, spec.sinks
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: LayerCache | None) -> Tensor:
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        if cache is not None:
+            k, v = cache.append(k, v)
+        keys = torch.arange(k.shape[2], device=k.device)
+        queries = keys[-q.shape[2] :, None]
+        first = 0 if frame.pad is None else frame.pad[:, None, None, None]
+        own = (queries - keys < self.width) | (keys < first + self.sinks)
+        seen = own & self.mask(frame, k.shape[2]).dense(k.device)
+        return F.scaled_dot_product_attention(q.to(k.dtype), k, v, seen, scale=self.scale).transpose(1, 2)
