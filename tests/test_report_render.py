@@ -19,7 +19,17 @@ from iha.report.format import big, display, mean_text, signed
 from iha.report.latex import TALL, latex, tex_escape
 from iha.report.page import definitions, image, page
 from iha.report.records import Grid, Text, cells_of
-from iha.report.render import LONG, csv_text, fold, grid_csv, html_table, markdown, marks_text, write_texts
+from iha.report.render import (
+    LONG,
+    csv_text,
+    fold,
+    grid_csv,
+    html_table,
+    markdown,
+    marks_text,
+    text_columns,
+    write_texts,
+)
 from iha.report.section import OWN, Findings, Section
 
 ANY = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=12)
@@ -72,12 +82,36 @@ def test_a_tables_csv_has_its_named_cells_unrounded():
     cells = (Text("IHA"), Text("0.1", cell="t:iha:a", value=1 / 3), Text("–", cell="t:iha:b"))
     nested = (Text("x"), Text("1 / 2", cell="t:x:steps", value={"sft": 2, "pretrain": 1}), Text("unnamed"))
     grid = Grid("t", "T.", ("variant", "a", "b"), (cells, nested))
-    lines = list(csv.reader(io.StringIO(grid_csv(grid))))
+    lines = list(csv.reader(io.StringIO(grid_csv("smoke", grid))))
     assert lines == [
-        ["cell", "shown", "value"], ["t:iha:a", "0.1", "0.3333333333333333"], ["t:iha:b", "–", ""],
-        ["t:x:steps", "1 / 2", '{"sft": 2, "pretrain": 1}'],
+        ["cell", "scale", "shown", "value"],
+        ["t:iha:a", "smoke", "0.1", "0.3333333333333333"],
+        ["t:iha:b", "smoke", "–", ""],
+        ["t:x:steps", "smoke", "1 / 2", '{"sft": 2, "pretrain": 1}'],
     ]  # fmt: skip
     assert cells_of([grid, grid]) == {"t": {"iha": {"a": 1 / 3, "b": None}, "x": {"steps": nested[1].value}}}
+
+
+def test_a_column_of_words_starts_at_the_left_in_every_format():
+    rows = (
+        (Text("x"), Text("holds"), Text("1.5"), Text("–"), Text("a sentence that is longer than a number")),
+        (Text("y"), Text("–"), Text("–"), Text("–"), Text("fails")),
+        (Text("z"), Text("5 of 6"), Text("not measured"), Text(""), Text("a sentence that is longer than a number")),
+        (Text("w"), Text("fails"), Text("+2 %"), Text("–"), Text("7")),
+    )
+    grid = Grid("t", "T.", ("name", "verdict", "error", "none", "why"), rows)
+    assert text_columns(grid) == {0, 1, 4}
+    assert markdown([grid]).splitlines()[3] == "| :-- | :-- | --: | --: | :-- |"
+    assert re.search(r"begin\{tabular\}\{llrr>\{[^}]*\}p", latex([grid]))
+    page = html_table(grid)
+    assert page.count('<td class="words">') == 4
+    assert page.count('<td class="text">') == 4, "also a short text of that column"
+    assert page.count("<td>") == 8
+
+
+@pytest.mark.parametrize("text", ["0", "-1.5", "+2", "−3", "– 4", "< 0.001", "1.55 M", "12 s", "5 of 6", "± 2"])
+def test_what_counts_as_a_number(text):
+    assert text_columns(Grid("t", "T.", ("a", "b"), ((Text("x"), Text(text)),))) == {0}
 
 
 @settings(max_examples=80, deadline=None)
@@ -126,7 +160,7 @@ def test_markdown_keeps_its_columns_whatever_a_cell_holds():
     text = markdown([replace(grid(), rows=((Text("x"), odd),))])
     line = next(t for t in text.splitlines() if t.startswith("| x"))
     assert line == r"| x | **a \| b** <sup>1,3</sup><br>Δ +1.0\*<br>c\|d |"
-    assert text.splitlines()[3] == "| :-- | --: |"
+    assert text.splitlines()[3] == "| :-- | :-- |"
     assert "1. note" in text.splitlines()
     assert marks_text(()) == "" and markdown([]) == ""
     both = markdown([grid(), grid()])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from reports import RULER_TASKS, World, manifest, row, whole
 
-from iha.report.ruler import ruler, ruler_grid
+from iha.configdata import Source
+from iha.report import figures
+from iha.report.ruler import HAYSTACKS, ruler, ruler_grid
 
 
 def long_world(tmp_path, values, lengths=(4096, 8192, 16384, 65536), tasks=("niah_multikey_1",)):
@@ -103,3 +107,39 @@ def test_differences_leave_out_a_seed_that_one_of_the_two_lacks(tmp_path):
     del world.inputs["eval:iha:2:ruler_niah_multikey_1:long"]
     line = next(r for r in ruler_grid(world.results, ruler(world.results)).rows if r[0].main == "IHA")
     assert "gain +100%" in line[3].lines
+
+
+@pytest.mark.parametrize(
+    ("origin", "name"),
+    [
+        ({"kind": "book", "weight": 1.0}, "the King James Bible"),
+        ({"kind": "hub", "name": "someone/essays", "subset": None}, "someone/essays"),
+        ({"kind": "files", "paths": ["a/*.txt", "b.jsonl"]}, "a/*.txt, b.jsonl"),
+        (None, "another text"),
+    ],
+)
+def test_the_text_that_stands_in_for_rulers_is_named(tmp_path, origin, name):
+    world = whole(tmp_path)
+    if origin is not None:
+        world.inputs["items"].facts["haystack"] = {"origin": origin}
+    for found in world.inputs.values():
+        for line in found.facts.get("rows", []):
+            line["source"] = "synthetic" if line["task"] == "niah_multikey_1" else "real"
+    notes = " ".join(ruler_grid(world.results, ruler(world.results)).footnotes)
+    assert f"(niah_multikey_1 with {name} as haystack, not RULER's essays)" in notes
+
+
+def test_every_kind_of_source_has_a_name():
+    kinds = {get_args(kind.model_fields["kind"].annotation)[0] for kind in get_args(get_args(Source)[0])}
+    assert set(HAYSTACKS) == kinds - {"hub", "files"}
+
+
+def test_the_variants_of_one_length_stand_side_by_side(tmp_path):
+    world, axis = whole(tmp_path), figures.pyplot().subplots()[1]
+    numbers = ruler(world.results)
+    figures._lines(axis, world.results, numbers, numbers.by_length, "all tasks")
+    at = [line.get_xdata() for line in axis.get_lines() if line.get_marker() in figures.MARKERS]
+    first, second = (sorted(xs[i] for xs in at) for i in (0, 1))
+    assert len(set(first)) == len(at) == 5
+    assert first[2] == 512 and second[2] == 1024, "around the length itself"
+    assert first[-1] / first[0] < 1.2, "and near it"

@@ -71,6 +71,8 @@ def test_the_stage_writes_everything_and_its_manifest(tmp_path, monkeypatch):
     world = whole(tmp_path / "state")
     out = run_stage(world, tmp_path)
     assert {p.name for p in out.parent.iterdir()} == FILES | {"report.json"}
+    unlabelled = [p.name for p in out.parent.glob("*.csv") if p.read_text().splitlines()[1].split(",")[1] != "smoke"]
+    assert unlabelled == [], "a file on its own says what scale of run it comes from"
     made = read_manifest(out, "report")
     assert set(made.facts["files"]) == FILES
     cells = made.facts["cells"]

@@ -249,6 +249,10 @@ def test_the_grid_runs_resumes_and_is_collected_into_a_stable_folder(folder):
     curves = list(csv.DictReader((folder / "out" / "relations_curves.csv").open()))
     assert len(curves) == 4 * 2
     assert {row["majority"] for row in curves} == {curves[0]["majority"]}
+    assert {row["scale"] for row in curves} == {config.scale}
+    part = config.synthetic
+    said = f"an encoder of one layer, width {part.hidden_dim}, {part.n_heads} heads, batch {part.recipe.batch}; "
+    assert said + f"{part.examples.train:,} examples to train on" in (folder / "out" / "relations.md").read_text()
 
 
 def test_runs_take_turns_and_time_that_is_up_stops_the_grid(folder, caplog):

@@ -26,7 +26,7 @@ from iha.report.verdicts import claims_section
 
 FIGURE2 = (
     "Left: overall mean, dashed: the paper's. Middle and right: mean over all tasks and over multi-key retrieval, by "
-    "length of the context; bars: 95 % interval."
+    "length of the context; bars: 95 % interval, the variants of one length side by side."
 )
 
 
@@ -51,7 +51,7 @@ def figure2(found: Findings) -> Section:
     """RULER."""
     grid = ruler_grid(found.results, found.ruler)
     found.write_grids("ruler", (grid,))
-    found.write("ruler.csv", grid_csv(grid))
+    found.write("ruler.csv", grid_csv(found.results.part.scale, grid))
     found.note(task_cells(found.results, found.ruler))
     png, _ = found.keep(figures.figure2(found.results, found.ruler, found.folder))
     text = caption(found.results, "Figure 2. RULER after context extension.", FIGURE2)
@@ -63,7 +63,7 @@ def flops(found: Findings) -> Section:
     """The FLOP ledger."""
     grid = flops_grid(found.results)
     found.write_grids("flops", (grid,))
-    found.write("flops.csv", grid_csv(grid))
+    found.write("flops.csv", grid_csv(found.results.part.scale, grid))
     return Section("flops", "Compute", tables(grid))
 
 
@@ -81,9 +81,9 @@ def training(found: Findings) -> Section:
     pictures += image(cost, against, "The same loss against three costs.")
     grids = (training_grid(found.results), reach_grid(found.results))
     found.write_grids("training", grids)
-    found.write("training.csv", grid_csv(grids[0]))
+    found.write("training.csv", grid_csv(found.results.part.scale, grids[0]))
     if grids[1].rows:
-        found.write("reach.csv", grid_csv(grids[1]))
+        found.write("reach.csv", grid_csv(found.results.part.scale, grids[1]))
     found.note(training_cells(found.results))
     return Section("training", "Training", pictures + tables(*grids))
 

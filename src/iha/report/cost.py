@@ -46,7 +46,7 @@ def cost_section(found: Findings) -> Section | None:
         return None
     grid = cost_grid(facts, caption(found.results, "Cost, predicted and actual."))
     found.write_grids("plan", (grid,))
-    found.write("plan.csv", grid_csv(grid))
+    found.write("plan.csv", grid_csv(found.results.part.scale, grid))
     rows = {**facts["rules"], "total": facts["total"]}
     found.note({"plan": {n: {f"actual.{k}": x for k, x in row.get("actual", {}).items()} for n, row in rows.items()}})
     return Section("cost", "Cost", tables(grid), summary(facts))

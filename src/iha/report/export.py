@@ -11,27 +11,27 @@ from iha.report.collect import Results
 from iha.report.columns import Column
 from iha.report.paper import PaperTable, paper
 from iha.report.records import Cell, Cells, Metric
-from iha.report.render import csv_text
+from iha.report.render import labelled_csv
 from iha.report.tables import PaperTableReport
 
 HEADER = (
-    "cell", "scale", "variant", "model", "benchmark", "metric", "unit", "mean", "sample_sd", "seeds", "n_items",
+    "cell", "variant", "model", "benchmark", "metric", "unit", "mean", "sample_sd", "seeds", "n_items",
     "source", "low", "high", "delta", "p_holm", "p_possible", "bold", "paper", "missing", "notes",
 )  # fmt: skip
 
 
 def cells_csv(results: Results, table: PaperTableReport) -> str:
     """One line per cell, companions included, then the average ranks."""
-    rows = [_line(results, table.name, *place) for place in _cells(table)]
+    rows = [_line(table.name, *place) for place in _cells(table)]
     published: PaperTable = getattr(paper(), table.name)
     for variant, rank in table.ranks.items():
         values = {
-            "cell": f"{table.name}:{variant}:avg_rank", "scale": results.part.scale, "variant": variant,
+            "cell": f"{table.name}:{variant}:avg_rank", "variant": variant,
             "metric": "avg_rank", "unit": "rank", "mean": rank,
             "paper": published.value("avg_rank", variant),
         }  # fmt: skip
         rows.append([values.get(name) for name in HEADER])
-    return csv_text(HEADER, rows)
+    return labelled_csv(results.part.scale, HEADER, rows)
 
 
 def _cells(table: PaperTableReport) -> Iterator[tuple[str, Column, Cell]]:
@@ -41,11 +41,10 @@ def _cells(table: PaperTableReport) -> Iterator[tuple[str, Column, Cell]]:
                 yield variant, column, cell
 
 
-def _line(results: Results, table: str, variant: str, column: Column, cell: Cell) -> list[Any]:
+def _line(table: str, variant: str, column: Column, cell: Cell) -> list[Any]:
     mean, sd = mean_sd(cell.values) if cell.values else (None, None)
     return [
         f"{table}:{variant}:{column.name}",
-        results.part.scale,
         variant,
         column.model,
         column.benchmark,

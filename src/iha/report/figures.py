@@ -17,6 +17,8 @@ from iha.slices import SPLITS
 #: Colours that colour-blind readers tell apart (Okabe and Ito), one per variant in the order of the config.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#999999")
 MARKERS = ("o", "s", "^", "D", "P", "X", "v", "*")
+#: Octaves between the variants' marks at one length, so that their intervals stand side by side.
+SHIFT = 0.05
 #: Points of one training curve; longer ones are averaged over windows.
 CURVE_POINTS = 400
 
@@ -96,11 +98,12 @@ def _bars(axis: Any, results: Results, numbers: Ruler) -> None:
 
 def _lines(axis: Any, results: Results, numbers: Ruler, means: Mapping[tuple[str, int], BySeed], title: str) -> None:
     bounds = numbers.bounds if means is numbers.by_length else numbers.multikey_bounds
+    middle = (len(results.part.variants) - 1) / 2
     for i, v in enumerate(results.part.variants):
         points = [(n, mean_sd(list(means[v, n].values()))[0]) for n in numbers.lengths if means[v, n]]
         spans = [bounds.get((v, n), (mean, mean)) for n, mean in points]
         axis.errorbar(
-            [n for n, _ in points],
+            [n * 2 ** (SHIFT * (i - middle)) for n, _ in points],
             [mean for _, mean in points],
             yerr=[
                 [max(0.0, mean - low) for (_, mean), (low, _) in zip(points, spans, strict=True)],

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from iha.report.records import Grid, Text
-from iha.report.render import LONG, marks_text
+from iha.report.render import LONG, marks_text, text_columns
 
 ESCAPES = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -94,15 +94,20 @@ def _columns(grid: Grid) -> str:
     others = sum(max(n, HEADING) + 2 for n in longest if n < LONG)
     share = max(LEAST, 1 - others / WIDTH)
     return "".join(
-        rf">{{\raggedright\arraybackslash}}p{{{share * n / room:.2f}\textwidth}}" if n >= LONG else "r" if i else "l"
-        for i, n in enumerate(longest)
+        rf">{{\raggedright\arraybackslash}}p{{{share * n / room:.2f}\textwidth}}" if n >= LONG else side
+        for n, side in zip(longest, _sides(grid), strict=True)
     )
+
+
+def _sides(grid: Grid) -> list[str]:
+    texts = text_columns(grid)
+    return ["l" if i in texts else "r" for i in range(len(grid.header))]
 
 
 def _head(grid: Grid) -> list[str]:
     return [
         r"\toprule",
-        _bar(_stacked(tex_escape(n), "r" if i else "l") for i, n in enumerate(grid.header)),
+        _bar(_stacked(tex_escape(n), side) for n, side in zip(grid.header, _sides(grid), strict=True)),
         r"\midrule",
     ]
 
@@ -116,14 +121,15 @@ def _stacked(heading: str, side: str) -> str:
 
 
 def _rows(grid: Grid) -> list[str]:
-    return [_bar(_cell(text) for text in row) for row in grid.rows]
+    sides = _sides(grid)
+    return [_bar(_cell(text, side) for text, side in zip(row, sides, strict=True)) for row in grid.rows]
 
 
 def _bar(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _cell(text: Text) -> str:
+def _cell(text: Text, side: str) -> str:
     main = rf"\textbf{{{tex_escape(text.main)}}}" if text.bold else tex_escape(text.main)
     if text.marks:
         main += rf"\textsuperscript{{{marks_text(text.marks)}}}"
@@ -132,7 +138,7 @@ def _cell(text: Text) -> str:
     if not text.lines:
         return main
     lines = r"\\".join([main, *map(_small, text.lines)])
-    return rf"\begin{{tabular}}[t]{{@{{}}r@{{}}}}{lines}\end{{tabular}}"
+    return rf"\begin{{tabular}}[t]{{@{{}}{side}@{{}}}}{lines}\end{{tabular}}"
 
 
 def _small(line: str) -> str:

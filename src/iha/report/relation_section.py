@@ -14,7 +14,7 @@ from iha.report.format import SCALE_LABELS
 from iha.report.page import image, tables
 from iha.report.records import Grid as Table
 from iha.report.records import cells_of
-from iha.report.render import csv_text, markdown, write_texts
+from iha.report.render import labelled_csv, markdown, write_texts
 from iha.report.section import Findings, Section
 from iha.synthetic.results import Grid, outcome
 from iha.synthetic.shapes import params, train_slice
@@ -63,8 +63,8 @@ def write_relations(grid: Grid, scale: str, folder: Path) -> list[Path]:
     """Write tables as Markdown and CSV, Figure 3, and the curves of each task from Figure 4 on; returns the paths."""
     texts = {
         "relations.md": markdown(relation_tables(grid, scale)),
-        "relations_runs.csv": csv_text(relations.HEADER, relations.run_lines(grid)),
-        "relations_curves.csv": csv_text(relations.CURVE, relations.curve_lines(grid)),
+        "relations_runs.csv": labelled_csv(scale, relations.HEADER, relations.run_lines(grid)),
+        "relations_curves.csv": labelled_csv(scale, relations.CURVE, relations.curve_lines(grid)),
     }
     paths = write_texts(folder, texts)
     paths += figures.figure3(grid, scale, folder)

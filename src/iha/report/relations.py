@@ -48,7 +48,18 @@ def task_table(grid: Grid, task: str, scale: str) -> Table:
         f"{SCALE_LABELS[scale]}Relation composition, {task}: accuracy over cells, and per size m.",
         (*header, *(f"m = {m}" for m in sizes)),
         tuple(rows),
-        (*notes.texts, LEGEND),
+        (*notes.texts, LEGEND, setting(grid, task)),
+    )
+
+
+def setting(grid: Grid, task: str) -> str:
+    """What was trained on what, in a sentence."""
+    config = grid.config
+    of, n, drawn = config.recipe, config.examples, config.task(task)
+    return (
+        f"Every model: an encoder of one layer, width {config.hidden_dim}, {config.n_heads} heads, batch {of.batch}; "
+        f"{n.train:,} examples to train on, {n.validation:,} to validate and {n.test:,} to test: a random relation (an "
+        f"entry with probability {drawn.density:g}) composed with itself, {drawn.hops} factors."
     )
 
 

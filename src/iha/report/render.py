@@ -6,14 +6,17 @@ import csv
 import html
 import io
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from iha.manifest import atomic_path
+from iha.report.format import MISSING
 from iha.report.records import Grid, Text
 
-#: Letters from which on a cell is a text, not a number.
+#: Letters from which on a text is set in lines.
 LONG = 32
+NUMBER = re.compile(r"[-+−–<>≤≥≈±]?\s?\d")
 
 
 def marks_text(marks: Iterable[int]) -> str:
@@ -32,10 +35,22 @@ def _markdown(grid: Grid) -> str:
         mark = f" <sup>{marks_text(text.marks)}</sup>" if text.marks else ""
         return "<br>".join([main + mark, *(line.replace("*", r"\*") for line in text.lines)]).replace("|", r"\|")
 
-    lines = [f"**{grid.caption}**", "", _bar(grid.header), _bar([":--", *["--:"] * (len(grid.header) - 1)])]
+    texts = text_columns(grid)
+    sides = (":--" if i in texts else "--:" for i in range(len(grid.header)))
+    lines = [f"**{grid.caption}**", "", _bar(grid.header), _bar(sides)]
     lines += [_bar([cell(text) for text in row]) for row in grid.rows]
     lines += ["", *(f"{i}. {note}" for i, note in enumerate(grid.footnotes, 1)), ""]
     return "\n".join(lines)
+
+
+def text_columns(grid: Grid) -> set[int]:
+    """Columns of words, which start at the left: the first, and where most of what is filled in is no number."""
+    found = {0}
+    for i in range(1, len(grid.header)):
+        filled = [row[i].main for row in grid.rows if row[i].main not in ("", MISSING)]
+        if 2 * sum(NUMBER.match(text) is None for text in filled) > len(filled):
+            found.add(i)
+    return found
 
 
 def _bar(cells: Iterable[str]) -> str:
@@ -44,24 +59,26 @@ def _bar(cells: Iterable[str]) -> str:
 
 def html_table(grid: Grid) -> str:
     """An accessible HTML table with its footnotes."""
+    texts = text_columns(grid) - {0}
+    long = {i for i in texts if any(len(row[i].main) >= LONG for row in grid.rows)}
+    kinds = [' class="text"' if i in long else ' class="words"' if i in texts else "" for i in range(len(grid.header))]
 
-    def cell(text: Text, tag: str) -> str:
+    def cell(text: Text, tag: str, kind: str = "") -> str:
         main = html.escape(text.main)
         main = f"<strong>{main}</strong>" if text.bold else main
         refs = ",".join(f'<a href="#{grid.name}-{m}">{m}</a>' for m in text.marks)
         main += f"<sup>{refs}</sup>" if refs else ""
-        kind = ' class="text"' if tag == "<td>" and len(text.main) >= LONG else ""
         return f"{_named(tag, text, kind)}{main}{''.join(f'<small>{html.escape(line)}</small>' for line in text.lines)}"
 
-    texts = {i for row in grid.rows for i, text in enumerate(row) if i and len(text.main) >= LONG}
-    head = "".join(
-        f'<th scope="col"{" class=text" if i in texts else ""}>{html.escape(name)}</th>'
-        for i, name in enumerate(grid.header)
-    )
-    body = "".join(
-        f"<tr>{cell(row[0], '<th scope=row>')}</th>{''.join(cell(text, '<td>') + '</td>' for text in row[1:])}</tr>\n"
-        for row in grid.rows
-    )
+    def row_of(row: tuple[Text, ...]) -> str:
+        cells = (
+            cell(text, "<td>", kind or (' class="text"' if len(text.main) >= LONG else "")) + "</td>"
+            for text, kind in zip(row[1:], kinds[1:], strict=True)
+        )
+        return f"<tr>{cell(row[0], '<th scope=row>')}</th>{''.join(cells)}</tr>\n"
+
+    head = "".join(f'<th scope="col"{k}>{html.escape(name)}</th>' for k, name in zip(kinds, grid.header, strict=True))
+    body = "".join(map(row_of, grid.rows))
     notes = "".join(f'<li id="{grid.name}-{i}">{html.escape(n)}</li>' for i, n in enumerate(grid.footnotes, 1))
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{html.escape(grid.name)}"><table>'
@@ -104,11 +121,17 @@ def csv_text(header: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:
     return buffer.getvalue()
 
 
-def grid_csv(grid: Grid) -> str:
+def labelled_csv(scale: str, header: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:
+    """CSV that says in its second column what scale of run its numbers come from."""
+    first, *others = header
+    return csv_text((first, "scale", *others), ((name, scale, *rest) for name, *rest in rows))
+
+
+def grid_csv(scale: str, grid: Grid) -> str:
     """One line per cell that has a name: as shown, and unrounded."""
     cells = (text for row in grid.rows for text in row if text.cell)
     rows = ((c.cell, c.main, json.dumps(c.value) if isinstance(c.value, dict) else c.value) for c in cells)
-    return csv_text(("cell", "shown", "value"), rows)
+    return labelled_csv(scale, ("cell", "shown", "value"), rows)
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:

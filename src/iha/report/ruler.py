@@ -21,6 +21,13 @@ from iha.report.tables import caption
 #: Lengths of the overall mean where all of them were run [spec 11]; otherwise every length.
 PAPER_LENGTHS = (4096, 8192, 16_384)
 METRIC = "official"
+#: What may stand in for RULER's essays, by kind of source; a source with a name or paths is called by these.
+HAYSTACKS = {
+    "book": "the King James Bible",
+    "docstrings": "docstrings of installed packages",
+    "templates": "generated problems",
+    "needles": "generated needle texts",
+}
 #: Seed -> percent.
 BySeed = dict[int, float]
 
@@ -168,7 +175,7 @@ def _notes(results: Results, numbers: Ruler) -> list[str]:
     own = ""
     if scores:
         other = sorted({m.task for m, by in ruled.items() if any(s.source != "real" for s in by.values())})
-        sources = f" ({', '.join(other)} with another text than RULER's as haystack)" if other else ""
+        sources = f" ({', '.join(other)} with {_haystack(results)} as haystack, not RULER's essays)" if other else ""
         own = (
             f"Means over {' or '.join(map(str, counts))} of RULER's 13 tasks ({', '.join(tasks)}), "
             f"{min(score.n for score in scores)} items per task and length{sources}; score: share of the wanted "
@@ -187,6 +194,13 @@ def _notes(results: Results, numbers: Ruler) -> list[str]:
     stars = f"Δ: difference to {display(reference)}, * if significant at {LEVEL} as in Tables 1 and 2."
     able = power(list(numbers.reach.values()), "tests of an overall difference to the reference")
     return [text for text in (own, able, stars, spans, gain, theirs, *paper().figure_notes) if text]
+
+
+def _haystack(results: Results) -> str:
+    """The text that stood in for RULER's."""
+    origin = results.facts("items").get("haystack", {}).get("origin", {})
+    where = origin.get("name") or ", ".join(origin.get("paths", ()))
+    return where or HAYSTACKS.get(origin.get("kind"), "another text")
 
 
 def _overall_lines(numbers: Ruler, variant: str) -> tuple[str, ...]:

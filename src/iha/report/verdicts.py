@@ -11,7 +11,7 @@ from iha.report.notes import generated
 from iha.report.page import tables
 from iha.report.power import power
 from iha.report.records import Footnotes, Grid, Text
-from iha.report.render import csv_text
+from iha.report.render import labelled_csv
 from iha.report.section import Findings, Section
 from iha.report.stats import LEVEL, Effect
 from iha.report.tables import caption
@@ -51,7 +51,8 @@ def claims_section(found: Findings) -> Section:
     findings = judge(found.results, found.ruler)
     grid = claims_grid(found.results, findings)
     found.write_grids("claims", (grid,))
-    found.write("claims.csv", csv_text(FIELDS, [_line(found.results, f) for f in findings]))
+    rows = [_line(found.results, f) for f in findings]
+    found.write("claims.csv", labelled_csv(found.results.part.scale, FIELDS, rows))
     lines = {f.claim.id: _line(found.results, f)[2:] for f in findings}
     found.note({"claims": {name: dict(zip(FIELDS[2:], line, strict=True)) for name, line in lines.items()}})
     return Section("claims", "The paper's claims", tables(grid), summary(findings))
