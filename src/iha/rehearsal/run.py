@@ -33,7 +33,7 @@ def attempt(scenario: Scenario, undisturbed: Lab, jobs: dict[str, Job], root: Pa
     try:
         seen = scenario.run(Trial(undisturbed.without(job, root), undisturbed, job, jobs))
     except Skipped as error:
-        held, seen = None, str(error)
+        held, seen = None, str(error) or type(error).__name__
     except Exception as error:
         held, seen = False, f"{type(error).__name__}: {error}"
     return Outcome(scenario.name, scenario.title, held, seen)
