@@ -128,6 +128,7 @@ def test_an_altered_manifest_is_set_aside_like_altered_tensors(tmp_path, how, ca
     facts, found = newest(tmp_path)
     assert facts == {"step": 1} and found["count"] == 1
     assert (tmp_path / "bad_step_00000002_0").is_dir() and steps_in(tmp_path) == [1]
+    assert (tmp_path / "latest").resolve() == folder_of(tmp_path, 1).resolve()
     assert "step_00000002 cannot be trusted" in caplog.text and "taking the one before" in caplog.text
 
 
@@ -137,6 +138,7 @@ def test_what_is_set_aside_never_replaces_what_was_set_aside_before(tmp_path):
         (folder_of(tmp_path, 5) / "rank_0.safetensors").unlink()
         with pytest.raises(CheckpointError, match=r"\(5\) can be trusted.*set aside as bad_\*"):
             newest(tmp_path)
+        assert not (tmp_path / "latest").is_symlink(), "no name for what is not there"
         if number:
             assert sorted(p.name for p in tmp_path.glob("bad_*")) == ["bad_step_00000005_0", "bad_step_00000005_1"]
     (tmp_path / "bad_step_00000005_0").joinpath("manifest.json").unlink()

@@ -101,11 +101,15 @@ def _publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
     temporary.replace(final)
     sync_folder(final.parent)
     point("checkpoint.renamed")
+    _call_latest(final)
+    point("checkpoint.latest")
+
+
+def _call_latest(final: Path) -> None:
     link = final.with_name("latest.tmp")
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
     link.replace(final.with_name("latest"))
-    point("checkpoint.latest")
 
 
 def prune(root: Path, keep: int, trouble: int | None) -> None:
@@ -132,12 +136,15 @@ def load_newest(root: Path, tensors: dict[str, Tensor], world: World) -> dict[st
         folder = folder_of(root, step)
         problems = [p for p in world.gather(_problem(folder, tensors, world)) if p]
         if not problems:
+            if world.leads:
+                _call_latest(folder)  # it may name one that was set aside just now
             return _fill(folder, tensors, world)
         if world.leads:
             log.warning("%s cannot be trusted (%s): set aside, taking the one before.", folder, problems[0])
             folder.replace(_free(folder.with_name(f"bad_{folder.name}")))
         world.lead(None)
     if steps:
+        (root / "latest").unlink(missing_ok=True)
         raise CheckpointError(
             f"{root}: none of the checkpoints ({', '.join(map(str, steps))}) can be trusted; they are set aside as "
             f"bad_*. Remove {root.parent} to train from step 0."
