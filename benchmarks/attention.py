@@ -112,27 +112,26 @@ def layers(width: int, heads: int, length: int, repeats: int) -> dict[str, float
 
 
 def talking_heads(heads: int, length: int, width: int, repeats: int) -> dict[str, float]:
-    """Chunked over its causal prefix against all scores at once."""
-    inputs = leaves(1, heads, length, width)
-    pre, post = torch.eye(heads), torch.eye(heads)
+    """Chunked over its causal prefix against all scores at once; gradients of both mixes included, as in training."""
     module = build_attention(
         spec_class("talking_heads").model_validate({"kind": "talking_heads"}),
         Geometry(heads * width, 1, heads, length), 0, "auto",
     )  # fmt: skip
-    module.pre_mix.data, module.post_mix.data = pre, post
+    for parameter in (module.pre_mix, module.post_mix):
+        parameter.data.copy_(torch.eye(heads))
+    inputs = leaves(1, heads, length, width)
     mask = Mask(length, length)
     scale = width**-0.5
 
-    def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def whole(q: Tensor, k: Tensor, v: Tensor, pre: Tensor, post: Tensor) -> Tensor:
         return talking.talk(q * scale, k, v, mask.dense(CPU), pre, post)
 
-    def chunked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def chunked(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
         return module._chunked(q, k, v, mask)
 
-    times = interleaved(
-        {"chunked": both_ways(chunked, inputs), "whole": both_ways(whole, inputs), "mha": both_ways(causal, inputs)},
-        repeats,
-    )
+    learned = [*inputs, module.pre_mix, module.post_mix]
+    sides = {"chunked": both_ways(chunked, learned), "whole": both_ways(whole, learned)}
+    times = interleaved({**sides, "mha": both_ways(causal, inputs)}, repeats)
     return {
         "talking heads: materialised / ours": times["whole"] / times["chunked"],
         "talking heads: ours / MHA": times["chunked"] / times["mha"],

@@ -21,8 +21,9 @@ from iha.attention.masks import Mask, additive
 BAND_ROWS = 64
 TILE_ROWS = 256
 
-#: Repeats of one call. Backward needs the keys' gradient once per repeat before folding: 18 windows' worth at most.
-MOST_REPEATS = 16
+#: Repeats of one call. Backward needs the keys' gradient once per repeat before folding: 9 windows' worth, which a
+#: cache may hold until then.
+MOST_REPEATS = 8
 
 Operands = tuple[Tensor, Tensor, Tensor]
 
@@ -140,7 +141,7 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
+        dq, dk, dv = q.new_empty(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
         for tile in ctx.plan:
             grad, part = (_view(x, tile.row, tile.rows, tile) for x in (grads[0], out))
             part_lse = _view(lse.unsqueeze(-1), tile.row, tile.rows, tile).squeeze(-1)
