@@ -27,6 +27,9 @@ class SinksSpec(AttentionSpec):
         pairs = live_pairs(seq_len, self.width) + beyond
         return LayerPrice(8 * geometry.hidden_dim**2 * seq_len, 0, 4 * geometry.hidden_dim * pairs)
 
+    def asymptotic_pairs(self, geometry: Geometry, layer: int, seq_len: int) -> int:
+        return seq_len * min(seq_len, self.width + self.sinks)
+
 
 class SinksAttention(MultiHeadAttention):
     """See SinksSpec."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from attention_lab import tokens
@@ -9,6 +11,7 @@ from sinks_variant import SinksSpec
 from toy_variant import ToyAttention, ToySpec
 
 from iha.attention import Frame
+from iha.attention.kernels import announce
 from iha.config import ModelConfig, Variant
 from iha.configcheck import parse_config
 from iha.errors import ConfigError, UserError
@@ -74,6 +77,43 @@ def test_a_spec_the_ledger_cannot_reckon_with_is_refused_before_anything_runs(me
     assert str(caught.value).startswith(f"config: variants.global.attention.{line}")
     assert str(caught.value).count("\n") == 0, "once, not for every layer"
     assert "; allowed: a whole number, 0 or more. Change it in class toy_variant:ToySpec" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("member", "wrong", "line"),
+    [
+        ("price", lambda *_: 1 // 0, "raised ZeroDivisionError: integer division or modulo by zero"),
+        ("price", lambda *_: None, "raised TypeError: price(layer 0, 8192 tokens) is None, no LayerPrice"),
+        ("window_at", lambda self, geometry, layer, seq_len: None, "raised TypeError: "),
+    ],
+)
+def test_a_spec_that_raises_is_named_with_its_place(member, wrong, line, monkeypatch):
+    monkeypatch.setattr(ToySpec, member, wrong)
+    raw = {"variants": [{"name": "global", "attention": {"kind": "toy_variant:ToySpec"}}]}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw)
+    assert str(caught.value).startswith(f"config: variants.global.attention.{line}")
+    assert re.search(r"\(\S+\.py, line \d+\)\. Change it in class toy_variant:ToySpec", str(caught.value))
+
+
+def test_a_model_with_other_parameters_than_its_spec_says_is_refused(monkeypatch):
+    monkeypatch.setattr(ToySpec, "params", lambda self, geometry, layer: 4 * 32**2 + 4 + (layer == 1))
+    with pytest.raises(ConfigError) as caught:
+        build_model(ModelConfig(hidden_dim=32, n_layers=2, n_heads=4, ffn_dim=48), TOY, 50, 64, seed=1)
+    assert str(caught.value) == (
+        "attention toy_variant:ToySpec: params(layer 1) is 4101; allowed: the number of parameters of its ToyAttention, "
+        "4100. Change it in class ToySpec."
+    )
+
+
+def test_the_kernels_are_announced_only_where_they_may_run(caplog):
+    announce.cache_clear()
+    caplog.set_level("INFO", "iha")
+    config = ModelConfig(hidden_dim=32, n_layers=1, n_heads=4, ffn_dim=48)
+    build_model(config, SinksSpec(kind="sinks_variant:SinksSpec"), 50, 64, seed=1)(tokens(1, 4))
+    assert "attention kernels" not in caplog.text, "this variant attends by itself"
+    build_model(config, TOY, 50, 64, seed=1)(tokens(1, 4))
+    assert "attention kernels on cpu" in caplog.text
 
 
 def test_a_window_that_holds_no_token_is_refused(monkeypatch):

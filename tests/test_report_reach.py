@@ -48,14 +48,15 @@ def test_shares_are_of_the_references_own_cost_by_seed(tmp_path):
     # The fixture counts steps from 0: met with 19 and 59, by Global with 99.
     assert found["IHA"]["pretrain.tokens"].value == pytest.approx((19 + 59) / 2 / 99)
     assert found["IHA"]["pretrain.tokens"].main == "0.394 ± 0.286"
+    assert found["IHA"]["pretrain.tokens"].lines == ("by seed 0.19 / 0.60",)
 
 
 def test_a_loss_that_is_never_met_says_so(tmp_path):
     found = cells(reach_grid(world(tmp_path / "a", iha=[curve((1.5, 100))] * 2).results))
     assert (found["IHA"]["pretrain.tokens"].main, found["IHA"]["pretrain.tokens"].value) == ("not reached", None)
     one = cells(reach_grid(world(tmp_path / "b", iha=[curve((1.5, 100)), curve((1.0, 100))]).results))["IHA"]
-    assert one["pretrain.tokens"].lines == ("not reached by 1 of 2 seeds",)
-    assert one["pretrain.tokens"].main == "0.19"
+    assert one["pretrain.tokens"].lines == ("by seed – / 0.19",)
+    assert (one["pretrain.tokens"].main, one["pretrain.tokens"].value) == ("1 of 2 seeds", None), "no mean of survivors"
 
 
 def test_without_the_references_curve_there_is_no_table(tmp_path):

@@ -79,13 +79,13 @@ def test_csv_comes_back_as_it_was(rows):
 
 
 def test_a_tables_csv_has_its_named_cells_unrounded():
-    cells = (Text("IHA"), Text("0.1", cell="t:iha:a", value=1 / 3), Text("–", cell="t:iha:b"))
+    cells = (Text("IHA"), Text("0.1", ("Δ +1", "paper 3"), cell="t:iha:a", value=1 / 3), Text("–", cell="t:iha:b"))
     nested = (Text("x"), Text("1 / 2", cell="t:x:steps", value={"sft": 2, "pretrain": 1}), Text("unnamed"))
     grid = Grid("t", "T.", ("variant", "a", "b"), (cells, nested))
     lines = list(csv.reader(io.StringIO(grid_csv("smoke", grid))))
     assert lines == [
         ["cell", "scale", "shown", "value"],
-        ["t:iha:a", "smoke", "0.1", "0.3333333333333333"],
+        ["t:iha:a", "smoke", "0.1; Δ +1; paper 3", "0.3333333333333333"],
         ["t:iha:b", "smoke", "–", ""],
         ["t:x:steps", "smoke", "1 / 2", '{"sft": 2, "pretrain": 1}'],
     ]  # fmt: skip

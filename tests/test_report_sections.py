@@ -238,6 +238,12 @@ def test_leads_are_counted_on_every_axis(iha, clear, ahead):
     assert all(clear in line and ahead in line for line in lines)
 
 
+def test_one_seed_has_no_interval_to_leave_zero_out():
+    lines = list(relation_claims.sentences(seen(run("mha", 0, [0.7]), run("iha", 0, [0.9]))))
+    told = [line for line in lines if line.startswith("At equal")]
+    assert told and all(line.endswith("one seed each, so without an interval: **inconclusive**.") for line in told)
+
+
 def test_a_band_is_the_mean_and_sample_sd_where_any_run_went():
     xs, means, sds = band([run("mha", 0, [0.5, 0.7]), run("mha", 1, [0.7])], "epoch")
     assert xs == [1.0, 2.0] and means == pytest.approx([60.0, 70.0])

@@ -92,7 +92,19 @@ class Transformer(nn.Module):
         self.lm_head = None if config.tie_embeddings else nn.Linear(config.hidden_dim, vocab_size, bias=False)
         self.rope = Rope(geometry.head_dim, config.rope_theta)
         self.attentions = [block.attention for block in self.blocks if isinstance(block, Block)]
+        self._check_params(geometry)
+        self._common_kernels = any(type(attention).attend is Attention.attend for attention in self.attentions)
         self._per_token = sorted({attention.per_token for attention in self.attentions})
+
+    def _check_params(self, geometry: Geometry) -> None:
+        """The ledger counts what is there."""
+        for layer, attention in enumerate(self.attentions):
+            there, said = sum(p.numel() for p in attention.parameters()), self.spec.params(geometry, layer)
+            if there != said:
+                raise ConfigError(
+                    f"attention {self.spec.kind}: params(layer {layer}) is {said}; allowed: the number of parameters "
+                    f"of its {type(attention).__name__}, {there}. Change it in class {type(self.spec).__qualname__}."
+                )
 
     @property
     def head_weight(self) -> Tensor:
@@ -143,7 +155,8 @@ class Transformer(nn.Module):
         pad: Tensor | None = None,
     ) -> Tensor:
         """Hidden states (B, N, D) after the final norm; arguments as in `forward`."""
-        announce(tokens.device.type, self.backend)
+        if self._common_kernels:
+            announce(tokens.device.type, self.backend)
         start = self._open(cache, tokens, doc_ids, pad)
         frame = Frame(
             tokens.shape[1],
@@ -229,7 +242,7 @@ def build_model(
     """A model on `device`, initialised from `seed`; with seed None its weights are to be loaded.
 
     Raises:
-        ConfigError: the variant cannot be built at this size.
+        ConfigError: the variant cannot be built at this size, or has other parameters than its spec says.
     """
     with torch.device(device):
         transformer = Transformer(model, attention, vocab_size, pretrain_len, backend)

@@ -33,9 +33,10 @@ NAMES = {
 SHELL = 0.1
 TRAININGS = ("pretrain", "extend", "sft")
 READING = (
-    "Large: predicted before the run, for all jobs of the configuration; small: actual, over the jobs that had ended "
-    "when this page was made (number in brackets), from Snakemake's benchmark files. CPU time: cores held times time. "
-    "Memory is what Snakemake saw of a job; a training of which it saw the starting shell alone has none."
+    "First line of a cell: predicted before the run, for all jobs of the configuration; second: actual, over the jobs "
+    "that had ended when this page was made (number in brackets), from Snakemake's benchmark files. CPU time: cores "
+    "held times time. Memory is what Snakemake saw of a job; a training of which it saw the starting shell alone has "
+    "none."
 )
 
 

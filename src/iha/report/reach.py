@@ -50,7 +50,8 @@ def reach_grid(results: Results) -> Grid:
         f"{display(reference)} ends at some loss (mean of its last {LAST} steps). What a variant with the same "
         f"training seed has spent when its mean of {LAST} steps is first as low, divided by what {display(reference)} "
         "had spent when its own first was: below 1, the variant got there for less. Mean ± sample SD over training "
-        "seeds. Not reached: by the end of its training. Fine-tuning starts from each variant's own weights.",
+        "seeds, if all got there. Not reached (–): by the end of its training. Fine-tuning starts from each variant's "
+        "own weights.",
         "One seed is one draw. Learning rates fall until the end, so a loss that is met on the way is met before they "
         "have fallen: the ratio does not say how short a training could be.",
     )
@@ -85,6 +86,8 @@ def _cell(variant: str, column: Column, shares: list[float | None]) -> Text:
         return Text(MISSING, cell=cell)
     if not reached:
         return Text("not reached", cell=cell)
-    missed = len(shares) - len(reached)
-    lines = (f"not reached by {missed} of {len(shares)} seeds",) if missed else ()
+    by_seed = " / ".join(MISSING if x is None else f"{x:.2f}" for x in shares)
+    if len(reached) < len(shares):
+        return Text(f"{len(reached)} of {len(shares)} seeds", (f"by seed {by_seed}",), cell=cell)
+    lines = (f"by seed {by_seed}",) if len(shares) > 1 else ()
     return Text(mean_text(reached, 2), lines, cell=cell, value=sum(reached) / len(reached))

@@ -129,11 +129,14 @@ def _leads(grid: Grid) -> Iterator[str]:
         if gaps:
             found = [sure([100 * g for g in gap.by_seed.values()]) for gap in gaps]
             clear = sum(not text.startswith("inconclusive") for text in found)
+            bare = all(len(gap.by_seed) < 2 for gap in gaps)
+            has = "has" if clear == 1 else "have"
+            said = f"{clear or 'none'} of these differences {has} an interval that leaves out zero"
             yield (
                 f"At equal {UNITS[axis]}, IHA models are ahead of MHA in {sum(g.mean > 1e-9 for g in gaps)} of "
                 f"{count(len(gaps), 'comparison')}, by {signed(100 * min(g.mean for g in gaps), 1)} to "
-                f"{signed(100 * max(g.mean for g in gaps), 1)} points; {clear or 'none'} of these differences "
-                f"{'has' if clear == 1 else 'have'} an interval that leaves out zero"
+                f"{signed(100 * max(g.mean for g in gaps), 1)} points; "
+                f"{'one seed each, so without an interval' if bare else said}"
                 f"{': **inconclusive**' if not clear else ''}."
             )
 

@@ -19,7 +19,7 @@ UNITS: dict[Axis, str] = {"epoch": "epochs", "flops": "FLOPs", "cpu_s": "CPU-s"}
 VALIDATION = "Validation accuracy: not all runs of this row are over, so the best weights are not tested yet."
 LEGEND = (
     "m: elements of the relation, so that an example has m x m cells. IHA q × p: q pseudo-queries and p pseudo-keys "
-    "and -values per head. Majority: always the more frequent answer."
+    "and -values per head. Majority: always the more frequent answer, of all sizes or of the one, on the test split."
 )
 #: Name of the table of differences.
 COMPARED = "relations_compared"

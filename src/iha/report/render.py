@@ -128,9 +128,12 @@ def labelled_csv(scale: str, header: tuple[str, ...], rows: Iterable[Iterable[ob
 
 
 def grid_csv(scale: str, grid: Grid) -> str:
-    """One line per cell that has a name: as shown, and unrounded."""
+    """One line per cell that has a name: as shown (lines of a cell after semicolons), and unrounded."""
     cells = (text for row in grid.rows for text in row if text.cell)
-    rows = ((c.cell, c.main, json.dumps(c.value) if isinstance(c.value, dict) else c.value) for c in cells)
+    rows = (
+        (c.cell, "; ".join((c.main, *c.lines)), json.dumps(c.value) if isinstance(c.value, dict) else c.value)
+        for c in cells
+    )
     return labelled_csv(scale, ("cell", "shown", "value"), rows)
 
 

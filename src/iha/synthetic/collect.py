@@ -28,7 +28,7 @@ HEAD = """# Relation composition (paper Appendix D, Figures 3 to 5)
 
 Can a one-layer encoder tell every entry of R∘R (binary) or R∘R∘R (ternary) from the cells of a random Boolean relation
 R? The paper says that IHA does so better than multi-head and 2-simplicial attention. This is what ran of `{config}`
-on {devices}: every curve ends at its budget unless it says that early stopping ended it.
+on {devices}. A run ends by early stopping or at its budget; one that is not over stands for as far as it got.
 
 Made by `python -m iha.synthetic.collect --config {config} --into {folder}` from the manifests in `manifests/`.
 

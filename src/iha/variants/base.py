@@ -8,6 +8,7 @@ how a variant outside this package is named in a config.
 from __future__ import annotations
 
 import importlib
+import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -119,9 +120,13 @@ class AttentionSpec(BaseModel):
         in. Not to be overridden.
         """
         wrong: dict[str, str] = {}
-        for member, at, value, least in self._numbers(geometry, sorted(set(lengths))):
-            if type(value) is not int or value < least:
-                wrong.setdefault(member, f"{member}{at} is {value!r}; allowed: a whole number, {least} or more.")
+        try:
+            for member, at, value, least in self._numbers(geometry, sorted(set(lengths))):
+                if type(value) is not int or value < least:
+                    wrong.setdefault(member, f"{member}{at} is {value!r}; allowed: a whole number, {least} or more.")
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            wrong["raised"] = f"raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})."
         where = f"Change it in class {type(self).__module__}:{type(self).__qualname__}"
         yield from (f"{text} {where}" for text in wrong.values())
 
@@ -133,8 +138,10 @@ class AttentionSpec(BaseModel):
             yield "params", f"(layer {layer})", self.params(geometry, layer), 0
             for length in lengths:
                 at = f"(layer {layer}, {length} tokens)"
-                price = vars(self.price(geometry, layer, length))
-                yield from ((f"price.{name}", at, value, 0) for name, value in price.items())
+                price = self.price(geometry, layer, length)
+                if not isinstance(price, LayerPrice):
+                    raise TypeError(f"price{at} is {price!r}, no LayerPrice")
+                yield from ((f"price.{name}", at, value, 0) for name, value in vars(price).items())
                 yield "asymptotic_pairs", at, self.asymptotic_pairs(geometry, layer, length), 0
                 yield "cache_values", at, self.cache_values(geometry, layer, length), 0
 
