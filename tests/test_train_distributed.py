@@ -104,7 +104,7 @@ def test_trn_02_each_labelled_token_weighs_the_same_on_every_rank(tmp_path):
 
 def test_a_refusal_on_the_lead_rank_is_every_ranks(tmp_path):
     lab = Lab(tmp_path)
-    assert lab.run(PART, IHA_FAULT="step@2:kill")[0] == -signal.SIGKILL
+    assert lab.run(PART, IHA_FAULT="step@5:kill")[0] == -signal.SIGKILL
     lab.give("store", plain_store(lab.state, seed=9))
     for code, text in lab.ranks(PART, 2):
         assert code == 2

@@ -41,7 +41,6 @@ def test_content_is_what_the_files_hold_whoever_made_them_and_in_which_order():
 def test_a_record_that_says_nothing_is_refused_and_nothing_is_moved(tmp_path, text):
     folder = tmp_path / "run"
     claim_in(folder)
-    (folder / "checkpoints").mkdir()
     (folder / "run.json").write_text(text)
     with pytest.raises(CheckpointError, match=rf"run.json: cannot be read .*Remove {folder} to train from step 0"):
         claim(folder, BEGUN, "c1")
@@ -50,8 +49,11 @@ def test_a_record_that_says_nothing_is_refused_and_nothing_is_moved(tmp_path, te
 
 
 def claim_in(folder, begun=BEGUN, code="c1"):
+    """Begin a run that has saved."""
     folder.mkdir(parents=True, exist_ok=True)
-    return claim(folder, begun, code)
+    record = claim(folder, begun, code)
+    (folder / "checkpoints" / "step_00000001").mkdir(parents=True)
+    return record
 
 
 @pytest.mark.parametrize("value", ["0", "", "true"])
