@@ -9,7 +9,7 @@ import pytest
 from reports import row, whole
 
 from iha.manifest import FileEntry
-from iha.report import contents
+from iha.report import contents, figures
 from iha.report.answers import Place, answers_section, chosen
 from iha.report.curves import cost_curves
 from iha.report.depth import depth_section, depths
@@ -158,3 +158,25 @@ def test_the_caption_of_loss_against_cost_says_what_is_equal(tmp_path, monkeypat
     monkeypatch.setattr(contents, "image", lambda path, text, alt: text)
     world = whole(tmp_path, variants=("global", "iha"), match=match)
     assert f"Variants are compared at equal {said}." in contents.training(found(world, tmp_path)).body
+
+
+def test_the_variants_of_one_length_stand_side_by_side(tmp_path):
+    world, axis = whole(tmp_path), figures.pyplot().subplots()[1]
+    numbers = ruler(world.results)
+    figures._lines(axis, world.results, numbers, numbers.by_length, "all tasks")
+    at = [line.get_xdata() for line in axis.get_lines() if line.get_marker() in figures.MARKERS]
+    first, second = (sorted(xs[i] for xs in at) for i in (0, 1))
+    assert len(set(first)) == len(at) == 5
+    assert first[2] == 512 and second[2] == 1024, "around the length itself"
+    assert first[-1] / first[0] < 1.2, "and near it"
+
+
+@pytest.mark.parametrize(("width", "entries"), [(5.8, 6), (11, 5), (3, 4)])
+def test_a_legend_stays_within_its_figure(width, entries):
+    figure, axis = figures.pyplot().subplots(figsize=(width, 4), layout="constrained")
+    for i in range(entries):
+        axis.plot([0, 1], [0, i], label=f"MHA, construction {i}")
+    figures.legend_below(figure, axis)
+    figure.draw_without_rendering()
+    box, whole = figure.legends[0].get_window_extent(), figure.bbox
+    assert whole.x0 <= box.x0 and box.x1 <= whole.x1

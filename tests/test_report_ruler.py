@@ -8,7 +8,6 @@ import pytest
 from reports import RULER_TASKS, World, manifest, row, whole
 
 from iha.configdata import Source
-from iha.report import figures
 from iha.report.ruler import HAYSTACKS, ruler, ruler_grid
 
 
@@ -132,14 +131,3 @@ def test_the_text_that_stands_in_for_rulers_is_named(tmp_path, origin, name):
 def test_every_kind_of_source_has_a_name():
     kinds = {get_args(kind.model_fields["kind"].annotation)[0] for kind in get_args(get_args(Source)[0])}
     assert set(HAYSTACKS) == kinds - {"hub", "files"}
-
-
-def test_the_variants_of_one_length_stand_side_by_side(tmp_path):
-    world, axis = whole(tmp_path), figures.pyplot().subplots()[1]
-    numbers = ruler(world.results)
-    figures._lines(axis, world.results, numbers, numbers.by_length, "all tasks")
-    at = [line.get_xdata() for line in axis.get_lines() if line.get_marker() in figures.MARKERS]
-    first, second = (sorted(xs[i] for xs in at) for i in (0, 1))
-    assert len(set(first)) == len(at) == 5
-    assert first[2] == 512 and second[2] == 1024, "around the length itself"
-    assert first[-1] / first[0] < 1.2, "and near it"

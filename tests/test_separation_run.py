@@ -81,6 +81,7 @@ def test_the_stage_writes_tables_figures_and_manifest(tmp_path, monkeypatch):
     assert {p.name for p in out.parent.iterdir()} == names | {out.name}
     rows = list(csv.DictReader((out.parent / "separation.csv").open()))
     assert len(rows) == 16
+    assert {r["scale"] for r in rows} == {config().scale}
     point = next(p for p in facts["points"] if (p["task"], p["layer"], p["heads"]) == ("filters", "mha", 1))
     ours = [r for r in rows if (r["task"], r["layer"], r["heads"]) == ("filters", "mha", "1")]
     assert [float(r["unexplained"]) for r in ours] == pytest.approx(point["unexplained"], rel=1e-5)

@@ -19,6 +19,8 @@ COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#C
 MARKERS = ("o", "s", "^", "D", "P", "X", "v", "*")
 #: Octaves between the variants' marks at one length, so that their intervals stand side by side.
 SHIFT = 0.05
+#: Width that an entry of a legend may need.
+LABEL_INCHES = 1.7
 #: Points of one training curve; longer ones are averaged over windows.
 CURVE_POINTS = 400
 
@@ -51,7 +53,8 @@ def legend_below(figure: Any, axis: Any) -> None:
     """One legend for the whole figure, of what `axis` shows; none if that shows nothing."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        columns = max(1, min(len(labels), int(figure.get_figwidth() / LABEL_INCHES)))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def runs(results: Results) -> Iterator[tuple[str, int, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from typing import Any
 from iha.report.figures import COLOURS, MARKERS, legend_below, pyplot, save
 from iha.report.format import MISSING, SCALE_LABELS
 from iha.report.records import Grid, Text
-from iha.report.render import csv_text, markdown, write_texts
+from iha.report.render import labelled_csv, markdown, write_texts
 
 HEADER = (
     "task", "layer", "size", "heads", "pseudo_heads", "heads_of_construction", "params", "seed", "unexplained", "floor",
@@ -41,7 +41,7 @@ def write_separation(facts: Record, scale: str, folder: Path) -> list[Path]:
     records = sorted(facts["points"], key=lambda r: (r["task"], r["size"], r["layer"], r["heads"]))
     tasks = [task for task in TITLES if any(r["task"] == task for r in records)]
     texts = {
-        "separation.csv": csv_text(HEADER, lines(records)),
+        "separation.csv": labelled_csv(scale, HEADER, lines(records)),
         "separation.md": markdown(tables(facts, scale)),
     }
     paths = write_texts(folder, texts)
