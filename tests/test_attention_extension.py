@@ -71,12 +71,17 @@ def test_a_forward_of_another_shape_is_named_and_never_broadcast(shape, monkeypa
 )
 def test_a_spec_the_ledger_cannot_reckon_with_is_refused_before_anything_runs(member, wrong, line, monkeypatch):
     monkeypatch.setattr(ToySpec, member, wrong)
-    raw = {"variants": [{"name": "global", "attention": {"kind": "toy_variant:ToySpec"}}]}
+    said = _refusal()
+    assert said.startswith(f"config: variants.global.attention.{line}")
+    assert said.count("\n") == 0, "once, not for every layer"
+    assert "; allowed: a whole number, 0 or more. Change it in class toy_variant:ToySpec" in said
+
+
+def _refusal():
+    """What a config that names the toy is answered."""
     with pytest.raises(ConfigError) as caught:
-        parse_config(raw)
-    assert str(caught.value).startswith(f"config: variants.global.attention.{line}")
-    assert str(caught.value).count("\n") == 0, "once, not for every layer"
-    assert "; allowed: a whole number, 0 or more. Change it in class toy_variant:ToySpec" in str(caught.value)
+        parse_config({"variants": [{"name": "global", "attention": {"kind": "toy_variant:ToySpec"}}]})
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +94,9 @@ def test_a_spec_the_ledger_cannot_reckon_with_is_refused_before_anything_runs(me
 )
 def test_a_spec_that_raises_is_named_with_its_place(member, wrong, line, monkeypatch):
     monkeypatch.setattr(ToySpec, member, wrong)
-    raw = {"variants": [{"name": "global", "attention": {"kind": "toy_variant:ToySpec"}}]}
-    with pytest.raises(ConfigError) as caught:
-        parse_config(raw)
-    assert str(caught.value).startswith(f"config: variants.global.attention.{line}")
-    assert re.search(r"\(\S+\.py, line \d+\)\. Change it in class toy_variant:ToySpec", str(caught.value))
+    said = _refusal()
+    assert said.startswith(f"config: variants.global.attention.{line}")
+    assert re.search(r"\(\S+\.py, line \d+\)\. Change it in class toy_variant:ToySpec", said)
 
 
 def test_a_model_with_other_parameters_than_its_spec_says_is_refused(monkeypatch):

@@ -56,7 +56,7 @@ def forgets(trial):
     """A run whose checkpoints are lost although they were whole."""
     trial.killed("step@6")
     newest = trial.lab.newest(trial.job)
-    checkpoints = trial.lab.folder(trial.job) / "checkpoints"
+    checkpoints = trial.lab.checkpoints(trial.job)
     checkpoints.rename(checkpoints.with_name("gone"))
     code, text = trial.lab.run(trial.job)
     expect(code == 0, text)

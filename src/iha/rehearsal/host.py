@@ -42,7 +42,7 @@ class Disk:
 
 def checkpoint_size(lab: Lab, job: Job) -> int:
     """Bytes of one checkpoint of a run."""
-    folder = folder_of(lab.folder(job) / "checkpoints", lab.newest(job) or 0)
+    folder = folder_of(lab.checkpoints(job), lab.newest(job) or 0)
     return sum(path.stat().st_size for path in folder.iterdir())
 
 

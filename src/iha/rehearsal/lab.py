@@ -12,7 +12,8 @@ from iha.config import Frozen
 from iha.manifest import Manifest, read_manifest
 from iha.rehearsal.process import Child
 from iha.tracking import read_metrics
-from iha.train.checkpoint import MANIFEST, steps_in
+from iha.train.checkpoint import MANIFEST, folder_of, steps_in
+from iha.train.identity import CHECKPOINTS
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,14 @@ class Lab:
         """Loss of each step of a training."""
         return dict(read_metrics(self.folder(job) / "metrics.jsonl")["loss"])
 
+    def checkpoints(self, job: Job) -> Path:
+        """Where a training's checkpoints lie."""
+        return self.folder(job) / CHECKPOINTS
+
     def newest(self, job: Job) -> int | None:
         """Step of the newest complete checkpoint."""
-        root = self.folder(job) / "checkpoints"
-        whole = [step for step in steps_in(root) if (root / f"step_{step:08d}" / MANIFEST).exists()]
+        root = self.checkpoints(job)
+        whole = [step for step in steps_in(root) if (folder_of(root, step) / MANIFEST).exists()]
         return whole[-1] if whole else None
 
     def without(self, job: Job, root: Path, logs: Path | None = None) -> Lab:

@@ -59,7 +59,7 @@ def stop(trial: Trial, number: signal.Signals) -> str:
 def damaged(trial: Trial, damage: Callable[[Path], None]) -> str:
     """The newest checkpoint is spoilt between two starts: set aside, the one before is taken."""
     trial.killed("step@9")
-    root = trial.lab.folder(trial.job) / "checkpoints"
+    root = trial.lab.checkpoints(trial.job)
     damage(folder_of(root, 8) / "rank_0.safetensors")
     code, text = trial.lab.run(trial.job)
     expect(code == 0, f"the same command ended with {code}\n{text}")

@@ -85,7 +85,7 @@ class Trial:
         shards = re.search(r"going on after (\d+) shards", text)
         if shards:
             return f"went on after shard {shards[1]}"
-        return "ended by the same command" if (self.lab.folder(self.job) / "checkpoints").exists() else "started anew"
+        return "ended by the same command" if self.lab.checkpoints(self.job).exists() else "started anew"
 
     def same(self) -> None:
         """Manifest (and with it every weight and digest) and losses are those of the undisturbed run."""

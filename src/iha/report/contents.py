@@ -14,7 +14,6 @@ from iha.report.page import image, tables
 from iha.report.positions import positions_section
 from iha.report.reach import reach_grid
 from iha.report.relation_section import relations_section
-from iha.report.render import grid_csv
 from iha.report.ruler import ruler_grid, task_cells
 from iha.report.section import Build, Findings, Section
 from iha.report.setup import setup_section
@@ -51,7 +50,7 @@ def figure2(found: Findings) -> Section:
     """RULER."""
     grid = ruler_grid(found.results, found.ruler)
     found.write_grids("ruler", (grid,))
-    found.write("ruler.csv", grid_csv(found.results.part.scale, grid))
+    found.write_csv("ruler", grid)
     found.note(task_cells(found.results, found.ruler))
     png, _ = found.keep(figures.figure2(found.results, found.ruler, found.folder))
     text = caption(found.results, "Figure 2. RULER after context extension.", FIGURE2)
@@ -63,7 +62,7 @@ def flops(found: Findings) -> Section:
     """The FLOP ledger."""
     grid = flops_grid(found.results)
     found.write_grids("flops", (grid,))
-    found.write("flops.csv", grid_csv(found.results.part.scale, grid))
+    found.write_csv("flops", grid)
     return Section("flops", "Compute", tables(grid))
 
 
@@ -81,9 +80,9 @@ def training(found: Findings) -> Section:
     pictures += image(cost, against, "The same loss against three costs.")
     grids = (training_grid(found.results), reach_grid(found.results))
     found.write_grids("training", grids)
-    found.write("training.csv", grid_csv(found.results.part.scale, grids[0]))
+    found.write_csv("training", grids[0])
     if grids[1].rows:
-        found.write("reach.csv", grid_csv(found.results.part.scale, grids[1]))
+        found.write_csv("reach", grids[1])
     found.note(training_cells(found.results))
     return Section("training", "Training", pictures + tables(*grids))
 

@@ -16,7 +16,6 @@ from iha.plan.make import plan
 from iha.report.format import MISSING
 from iha.report.page import tables
 from iha.report.records import Grid, Text
-from iha.report.render import grid_csv
 from iha.report.section import Findings, Section
 from iha.report.tables import caption
 from iha.text import amount, hours, size
@@ -47,7 +46,7 @@ def cost_section(found: Findings) -> Section | None:
         return None
     grid = cost_grid(facts, caption(found.results, "Cost, predicted and actual."))
     found.write_grids("plan", (grid,))
-    found.write("plan.csv", grid_csv(found.results.part.scale, grid))
+    found.write_csv("plan", grid)
     rows = {**facts["rules"], "total": facts["total"]}
     found.note({"plan": {n: {f"actual.{k}": x for k, x in row.get("actual", {}).items()} for n, row in rows.items()}})
     return Section("cost", "Cost", tables(grid), summary(facts))

@@ -16,6 +16,7 @@ from iha.report.records import Grid, Text
 
 #: Letters from which on a text is set in lines.
 LONG = 32
+#: How a cell starts that is a number, its sign or bound ahead.
 NUMBER = re.compile(r"[-+−–<>≤≥≈±]?\s?\d")
 
 

@@ -15,7 +15,7 @@ from iha.manifest import sha256_file
 from iha.report.collect import Results
 from iha.report.latex import latex
 from iha.report.records import Cells, Grid, cells_of
-from iha.report.render import markdown, write_texts
+from iha.report.render import grid_csv, markdown, write_texts
 from iha.report.ruler import Ruler
 from iha.report.tables import PaperTableReport
 
@@ -64,6 +64,10 @@ class Findings:
         self.note(cells_of(grids))
         self.write(f"{name}.md", markdown(grids))
         self.write(f"{name}.tex", latex(grids))
+
+    def write_csv(self, name: str, grid: Grid) -> None:
+        """Write a table's named cells as `name`.csv."""
+        self.write(f"{name}.csv", grid_csv(self.results.part.scale, grid))
 
     def note(self, cells: Cells) -> None:
         """Note numbers that `iha trace` shall find."""
