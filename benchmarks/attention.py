@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from timing import Run, both_ways, interleaved
 from torch import Tensor
 
-from iha.attention import Frame, build_attention, folded
-from iha.attention import talking_heads as talking
-from iha.attention.kernels import attend
-from iha.attention.masks import Mask
-from iha.cache import BaseCache, LayerCache
-from iha.rope import Rope
+from iha.model.attention import Frame, build_attention, folded
+from iha.model.attention import talking_heads as talking
+from iha.model.attention.kernels import attend
+from iha.model.attention.masks import Mask
+from iha.model.cache import BaseCache, LayerCache
+from iha.model.rope import Rope
 from iha.variants.base import Geometry, spec_class
 
 CPU = torch.device("cpu")

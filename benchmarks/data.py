@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from iha.configdata import DocstringSource, FileSource, SplitConfig, TokenizerConfig
+from iha.config.data import DocstringSource, FileSource, SplitConfig, TokenizerConfig
 from iha.data import corpus, tokenise, tokenizer_build
 from iha.data.loader import Batches
 from iha.data.store import TokenStore
-from iha.slices import TokeniseSlice
+from iha.planning.slices import TokeniseSlice
 
 PROCESSES, TURNS, TEXT_BYTES = 2, 3, 8_000_000
 OLMO_CORE = 5.2e6

@@ -24,8 +24,9 @@ from pathlib import Path
 import torch
 from timing import interleaved
 
-from iha.config import ModelConfig, TokenizerConfig, Variant
-from iha.configdata import DocstringSource, SplitConfig
+from iha.artifacts.manifest import Manifest, file_entry
+from iha.config.data import DocstringSource, SplitConfig
+from iha.config.schema import ModelConfig, TokenizerConfig, Variant
 from iha.data import corpus, tokenizer_build
 from iha.data.tokenizer import Tokenizer
 from iha.evals.generate import Answer, Generator, Job
@@ -33,8 +34,7 @@ from iha.evals.ruler import read_items
 from iha.evals.ruler.generate import Materials, generate
 from iha.evals.ruler.items import item_path, write_items
 from iha.evals.sampling import Draw, Sampling
-from iha.manifest import Manifest, file_entry
-from iha.model import Transformer, build_model
+from iha.model.transformer import Transformer, build_model
 
 MODEL = ModelConfig(hidden_dim=256, n_layers=6, n_heads=4, ffn_dim=704)
 VOCAB, LENGTH = 4096, 4096

@@ -16,14 +16,14 @@ import torch
 from timing import Run, both_ways, interleaved
 from torch import Tensor
 
-from iha.configsynthetic import Examples, RelationRecipe, SyntheticConfig
-from iha.synthetic import fused, simplicial
-from iha.synthetic.batches import Shelf
-from iha.synthetic.model import build
-from iha.synthetic.score import summed_loss
-from iha.synthetic.shapes import data_slice, train_slice
-from iha.synthetic.tasks import make
-from iha.synthetic.train import Trainer
+from iha.config.relations import Examples, RelationRecipe, SyntheticConfig
+from iha.studies.relations import fused, simplicial
+from iha.studies.relations.batches import Shelf
+from iha.studies.relations.model import build
+from iha.studies.relations.score import summed_loss
+from iha.studies.relations.shapes import data_slice, train_slice
+from iha.studies.relations.tasks import make
+from iha.studies.relations.train import Trainer
 
 BATCH = 64
 CPU = torch.device("cpu")

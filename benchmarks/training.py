@@ -24,13 +24,13 @@ import torch.nn.functional as F
 from timing import Run, interleaved
 from torch import nn
 
-from iha.config import EngineConfig, ModelConfig, Recipe, Variant
+from iha.artifacts.manifest import Manifest, file_entry
+from iha.config.schema import EngineConfig, ModelConfig, Recipe, Variant
 from iha.data.loader import Batch, Batches
 from iha.data.store import TokenStore
-from iha.flops import PricedModel
-from iha.manifest import Manifest, file_entry
-from iha.model import build_model
-from iha.slices import Budget
+from iha.model.transformer import build_model
+from iha.planning.flops import PricedModel
+from iha.planning.slices import Budget
 from iha.train import checkpoint
 from iha.train.distributed import World
 from iha.train.engine import prepare

@@ -19,8 +19,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from iha import cli
-from iha.config import Config
-from iha.manifest import FileEntry, Manifest
+from iha.artifacts.manifest import FileEntry, Manifest
+from iha.config.schema import Config
 from iha.stages import common
 from iha.variants.base import BUILTIN, known_kinds
 

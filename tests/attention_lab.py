@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from iha.attention import Frame, build_attention
-from iha.config import ModelConfig
-from iha.model import build_model
-from iha.rope import Rope
+from iha.config.schema import ModelConfig
+from iha.model.attention import Frame, build_attention
+from iha.model.rope import Rope
+from iha.model.transformer import build_model
 from iha.variants.base import Geometry, spec_class
 
 THETA = 500_000.0

@@ -6,12 +6,12 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from iha.configdata import FileSource, SplitConfig, TokenizerConfig
+from iha.artifacts.manifest import Manifest
+from iha.config.data import FileSource, SplitConfig, TokenizerConfig
 from iha.data import tokenise, tokenizer_build
 from iha.data.store import TokenStore
 from iha.data.tokenizer import Tokenizer
-from iha.manifest import Manifest
-from iha.slices import TokeniseSlice
+from iha.planning.slices import TokeniseSlice
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="iha-tokenizer-")
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "a", "dog", "ran", "to", "its", "end", "with", "seven", "hats")

@@ -24,11 +24,11 @@ from datalab import SIZE, tokenizer  # noqa: E402
 from lm_eval.api.model import LM  # noqa: E402
 from torch import nn  # noqa: E402
 
-from iha.config import ModelConfig, Variant  # noqa: E402
+from iha.config.schema import ModelConfig, Variant  # noqa: E402
 from iha.evals.generate import Answer, Job  # noqa: E402
 from iha.evals.mirror import write_set  # noqa: E402
 from iha.evals.sampling import Draw, Sampling  # noqa: E402
-from iha.model import Transformer, build_model  # noqa: E402
+from iha.model.transformer import Transformer, build_model  # noqa: E402
 
 KINDS = ("global", "global_local", "talking_heads", "diff", "iha")
 MODEL = ModelConfig(hidden_dim=32, n_layers=5, n_heads=4, ffn_dim=48)

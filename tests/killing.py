@@ -33,7 +33,7 @@ def start(folder, *args, config="micro.yaml"):
         )
 
 
-def at_work(folder, words=("iha.stages.", "iha.launch", "snakemake")):
+def at_work(folder, words=("iha.stages.", "iha.train.launch", "snakemake")):
     """Processes that run in `folder`, by id: their command lines."""
     found = {}
     for entry in Path("/proc").iterdir():

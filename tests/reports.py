@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from iha.configsynthetic import RelationModel, RelationTask, SyntheticConfig
-from iha.dag import dump
-from iha.manifest import FileEntry, Manifest, sha256_file, write_manifest
+from iha.artifacts.manifest import FileEntry, Manifest, sha256_file, write_manifest
+from iha.config.relations import RelationModel, RelationTask, SyntheticConfig
+from iha.planning.dag import dump
+from iha.planning.slices import MODEL_STAGES, ReportSlice
 from iha.report.collect import Results
 from iha.report.experiment import manifest_path
-from iha.slices import MODEL_STAGES, ReportSlice
 from iha.stages import report
-from iha.synthetic.folders import run_name
-from iha.synthetic.shapes import params, train_slice
+from iha.studies.relations.folders import run_name
+from iha.studies.relations.shapes import params, train_slice
 from iha.tracking.journal import Journal
 
 VARIANTS = ("global", "global_local", "talking_heads", "diff", "iha")

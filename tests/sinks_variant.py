@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from iha.attention import Frame
-from iha.attention.mha import MultiHeadAttention
-from iha.cache import LayerCache
+from iha.model.attention import Frame
+from iha.model.attention.mha import MultiHeadAttention
+from iha.model.cache import LayerCache
 from iha.variants.base import AttentionSpec, Geometry, LayerPrice, live_pairs
 
 

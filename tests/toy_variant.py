@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from iha.attention import Attention, Frame
-from iha.cache import LayerCache
-from iha.rope import rotate
+from iha.model.attention import Attention, Frame
+from iha.model.cache import LayerCache
+from iha.model.rope import rotate
 from iha.variants.base import AttentionSpec, Geometry, LayerPrice, live_pairs
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from iha.config import EngineConfig, ModelConfig, Recipe, Variant
+from iha.artifacts.manifest import Manifest, file_entry, read_manifest, write_manifest
+from iha.config.schema import EngineConfig, ModelConfig, Recipe, Variant
 from iha.data.loader import Batch
-from iha.manifest import Manifest, file_entry, read_manifest, write_manifest
+from iha.planning.slices import TrainSlice
 from iha.rehearsal import lab as rehearsal
 from iha.rehearsal.process import Child
-from iha.slices import TrainSlice
 from iha.tracking import read_metrics
 from iha.train.distributed import World
 from iha.train.engine import Objective

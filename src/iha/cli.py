@@ -9,18 +9,18 @@ import sys
 from typing import Any
 
 from iha import __version__
+from iha.artifacts.text import aligned
 from iha.commands import Commands, subcommand
-from iha.config import Config
-from iha.configcheck import config_schema, load_config
-from iha.dag import ledger_slice
+from iha.config.load import config_schema, load_config
+from iha.config.schema import Config
+from iha.config.yaml import dump_yaml
 from iha.errors import UserError
-from iha.flops import ledger
 from iha.hub.command import add_export
+from iha.planning.dag import ledger_slice
+from iha.planning.flops import ledger
 from iha.rehearsal.command import add_rehearse
 from iha.report.commands import add_diff, add_trace
-from iha.text import aligned
-from iha.theory.command import add_theory
-from iha.yamlio import dump_yaml
+from iha.studies.theory.command import add_theory
 
 EXAMPLES = """\
 examples:

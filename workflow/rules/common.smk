@@ -8,13 +8,14 @@ from functools import cache
 from pathlib import Path
 
 
-from iha import dag, preflight
-from iha.configcheck import load_config
+from iha.planning import dag
+from iha.planning import preflight
+from iha.config.load import load_config
 from iha.errors import ConfigError
-from iha.locks import claim, release_stale_locks
-from iha.manifest import write_json
-from iha.provenance import code_fingerprint, load_summaries, save_summaries
-from iha.slices import MODEL_STAGES, SPLITS
+from iha.artifacts.locks import claim, release_stale_locks
+from iha.artifacts.manifest import write_json
+from iha.artifacts.fingerprint import code_fingerprint, load_summaries, save_summaries
+from iha.planning.slices import MODEL_STAGES, SPLITS
 
 # Presets never merge: smoke is read only when no other config was named.
 CONFIG_FILES = workflow.configfiles or [
@@ -85,7 +86,7 @@ onerror:
 
 # Training stages may have several ranks; the launcher is not part of their code.
 LAUNCH = (
-    'exec "$IHA_PYTHON" -m iha.launch --nodes {resources.nodes} '
+    'exec "$IHA_PYTHON" -m iha.train.launch --nodes {resources.nodes} '
     "--tasks-per-node {resources.tasks_per_node} --threads {threads} -m"
 )
 

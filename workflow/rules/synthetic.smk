@@ -3,8 +3,8 @@
 A run checkpoints at each validation in the state directory, so a killed one goes on from there.
 """
 
-from iha.synthetic import shapes
-from iha.synthetic.folders import run_name
+from iha.studies.relations import shapes
+from iha.studies.relations.folders import run_name
 
 RELATION_RUNS = (
     {

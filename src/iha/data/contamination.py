@@ -16,9 +16,9 @@ from itertools import chain, pairwise
 from multiprocessing import get_context
 from typing import Any
 
+from iha.artifacts.process import die_with_parent
 from iha.data.store import TokenStore
 from iha.data.tokenizer import Tokenizer
-from iha.process import die_with_parent
 
 #: Words in a row that count as a copy (GPT-3's upper choice), and the fewest words of an item that is checked whole.
 N_WORDS = 13

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from iha.configdata import (
+from iha.config.data import (
     BookSource,
     DocstringSource,
     FileSource,

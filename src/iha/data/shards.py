@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from iha.artifacts.manifest import FileEntry, atomic_path, sha256_file, write_json
 from iha.data.store import SUFFIX_TYPES
 from iha.data.stream import Mark
-from iha.manifest import FileEntry, atomic_path, sha256_file, write_json
 
 log = logging.getLogger("iha")
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from iha.manifest import FileEntry, write_json
+from iha.artifacts.manifest import FileEntry, write_json
 
 Stamps = dict[str, list[int]]
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from iha.artifacts.manifest import Manifest, verify_files
 from iha.errors import DataError
-from iha.manifest import Manifest, verify_files
 
 Array = npt.NDArray[Any]
 SUFFIX_TYPES: dict[str, np.dtype[Any]] = {

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from iha.data.corpus import Document, Mixed, Tally
 from iha.data.workers import Encoded
-from iha.slices import TokeniseSlice
+from iha.planning.slices import TokeniseSlice
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from iha.artifacts.manifest import FileEntry
 from iha.data import chat, corpus
 from iha.data.shards import JOURNAL, Counts, Piece, Progress, clear
 from iha.data.stamps import write_stamps
@@ -24,8 +25,7 @@ from iha.data.stream import Stream, Tokens
 from iha.data.tokenizer import Tokenizer
 from iha.data.workers import Crew, Job, batches
 from iha.errors import DataError
-from iha.manifest import FileEntry
-from iha.slices import TokeniseSlice
+from iha.planning.slices import TokeniseSlice
 
 log = logging.getLogger("iha")
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from iha.configdata import TokenizerConfig
+from iha.artifacts.manifest import atomic_path, write_json
+from iha.config.data import TokenizerConfig
 from iha.data.tokenizer import BOS, CONTROL, EOS, EOT, PAD, PATTERN, Tokenizer, read_ranks, write_ranks
 from iha.errors import DataError
-from iha.manifest import atomic_path, write_json
 
 #: Llama 3's chat layout, with the assistant's part between generation marks (SFT-01).
 CHAT_TEMPLATE = (

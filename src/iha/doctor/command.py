@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from iha.config import Config
-from iha.configcheck import load_config
+from iha.artifacts.text import size
+from iha.config.load import load_config
+from iha.config.schema import Config
 from iha.doctor import node, services, site, storage
 from iha.doctor.outcome import Check, Outcome, line, perform, summary
-from iha.text import size
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from iha.config import Config
+from iha.config.schema import Config
 from iha.doctor.outcome import Outcome
 from iha.doctor.site import Profile, request_of, threads_of
 

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from iha.attention.kernels import attend, dispatch
-from iha.attention.kernels.dispatch import KERNELS
-from iha.attention.masks import Mask
 from iha.doctor.outcome import Outcome
+from iha.model.attention.kernels import attend, dispatch
+from iha.model.attention.kernels.dispatch import KERNELS
+from iha.model.attention.masks import Mask
 
 LENGTH, HEADS, WIDTH = 384, 4, 64
 #: Relative error allowed: fp32 on a CPU, bf16 on a GPU.

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from iha.config import Config
-from iha.configcheck import load_config
+from iha.artifacts.manifest import write_json
+from iha.config.load import load_config
+from iha.config.schema import Config
 from iha.doctor import machine, services, storage
 from iha.doctor.outcome import Check, Outcome, perform
-from iha.manifest import write_json
 
 
 def checks(config: Config, several_nodes: bool, gpus: int, threads: int | None) -> list[Check]:
@@ -44,7 +44,7 @@ def _kernels(device: str) -> Iterator[Outcome]:
 def ranks(nodes: int, tasks: int, threads: int, device: str, folder: Path) -> Iterator[Outcome]:
     """Ranks over all nodes, by the launcher of the trainings."""
     report = folder / "ranks.json"
-    command = [sys.executable, "-m", "iha.launch", "--nodes", str(nodes), "--tasks-per-node", str(tasks)]
+    command = [sys.executable, "-m", "iha.train.launch", "--nodes", str(nodes), "--tasks-per-node", str(tasks)]
     command += ["--threads", str(threads), "-m", "iha.doctor.ranks", "--folder", str(folder), "--report", str(report)]
     done = subprocess.run(
         [*command, "--device", device], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False

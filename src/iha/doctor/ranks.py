@@ -1,6 +1,6 @@
 """One rank of the cluster's test, started as a training's ranks are: sums over the network, and the shared files.
 
-    python -m iha.launch --nodes N --tasks-per-node T -m iha.doctor.ranks --folder SHARED --report FILE
+    python -m iha.train.launch --nodes N --tasks-per-node T -m iha.doctor.ranks --folder SHARED --report FILE
 
 Rank 0 writes the outcomes. What hangs here would hang the training; the job's time limit ends it.
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
+from iha.artifacts.manifest import atomic_path, write_json
 from iha.doctor.outcome import Outcome, here, perform
-from iha.manifest import atomic_path, write_json
 from iha.train.distributed import World, start
 
 #: Numbers in the timed all-reduce: 64 MiB on a GPU, 4 MiB else.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from iha.config import BookSource, Config, DocstringSource, HubSource, Source
+from iha.config.schema import BookSource, Config, DocstringSource, HubSource, Source
 from iha.doctor.outcome import Outcome
 from iha.doctor.storage import SHARED, existing, mount_of
 from iha.errors import DataError
@@ -94,7 +94,7 @@ def tokenizer(config: Config) -> Iterator[Outcome]:
 
 def data(config: Config) -> Iterator[Outcome]:
     """The first document of every source of the corpora and of the haystack, each source once."""
-    from iha.slices import SPLITS
+    from iha.planning.slices import SPLITS
 
     seen: set[str] = set()
     named = [(split, source) for split in SPLITS for source in getattr(config.data, split).sources]

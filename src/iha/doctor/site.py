@@ -11,11 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from iha.config import Config
+from iha.config.schema import Config
+from iha.config.yaml import load_yaml
 from iha.doctor.outcome import Outcome, Status
 from iha.errors import ConfigError
-from iha.slices import SPLITS
-from iha.yamlio import load_yaml
+from iha.planning.slices import SPLITS
 
 COMMANDS = ("sbatch", "squeue", "scancel", "srun", "scontrol")
 PREFIX = "submitit-"

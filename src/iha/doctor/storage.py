@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from iha.artifacts.manifest import atomic_path
+from iha.artifacts.text import size
 from iha.doctor.outcome import Outcome
-from iha.manifest import atomic_path
-from iha.text import size
 
 ROUNDS = 20
 #: Milliseconds to write, sync and rename one small file.

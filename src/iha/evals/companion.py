@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from iha.cache import KVCache
-    from iha.model import Transformer
+    from iha.model.cache import KVCache
+    from iha.model.transformer import Transformer
 
 #: Tokens, padding included, that one teacher-forced batch may hold.
 BATCH_TOKENS = 32_768

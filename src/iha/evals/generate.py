@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
+from iha.artifacts.progress import Line
 from iha.evals.companion import GoldScore, continue_golds
 from iha.evals.prefill import prefill
 from iha.evals.sampling import Draw, choose, prompt_digest, uniform
-from iha.progress import Line
 
 if TYPE_CHECKING:
-    from iha.cache import KVCache
-    from iha.model import Transformer
+    from iha.model.cache import KVCache
+    from iha.model.transformer import Transformer
 
 log = logging.getLogger("iha")
 #: stop: a stop string; eos: an end token; length: the limit was hit; no_room: the prompt did not fit, nothing was run.

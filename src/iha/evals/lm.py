@@ -27,7 +27,7 @@ from iha.hub.folders import CONTEXTS, check_tokenizer, tokenizer_of
 
 if TYPE_CHECKING:
     from iha.data.tokenizer import Tokenizer
-    from iha.model import Transformer
+    from iha.model.transformer import Transformer
 
 log = logging.getLogger("iha")
 #: New tokens where a stock task names no limit: lm-eval's own default for local models.
@@ -87,7 +87,7 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         import torch
 
         from iha.data.tokenizer import Tokenizer
-        from iha.modelfile import load_model, read_header
+        from iha.model.files import load_model, read_header
 
         unknown = sorted(set(arg_dict) - set(MODEL_ARGS))
         if unknown or "path" not in arg_dict:

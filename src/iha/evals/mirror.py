@@ -13,14 +13,14 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from iha.config import FileSource, HubSource, Source
+from iha.artifacts.manifest import atomic_path, sha256_file
+from iha.config.schema import FileSource, HubSource, Source
 from iha.data.files import matching, read_rows
 from iha.errors import DataError
 from iha.evals.ruler import qa
-from iha.manifest import atomic_path, sha256_file
 
 if TYPE_CHECKING:
-    from iha.slices import ItemsSlice
+    from iha.planning.slices import ItemsSlice
 
 Row = Mapping[str, Any]
 Splits = dict[str, list[dict[str, Any]]]

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from iha.artifacts.manifest import Manifest
 from iha.data.loader import IGNORED, Batches
 from iha.data.store import TokenStore
-from iha.manifest import Manifest
-from iha.model import Transformer
+from iha.model.transformer import Transformer
 
 #: Sequences of the whole trained context, and equal parts of it that losses are averaged over.
 SEQUENCES = 4

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from iha.cache import KVCache
-    from iha.model import Transformer
+    from iha.model.cache import KVCache
+    from iha.model.transformer import Transformer
 
 #: Tokens that cost as much as one more pass through the model, by device type.
 PASS_TOKENS = {"cpu": 16}

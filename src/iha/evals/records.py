@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from iha.artifacts.manifest import atomic_path
 from iha.evals.scores import bootstrap_ci, mean_stderr
-from iha.manifest import atomic_path
 
 #: Share of answers that stop at the generation limit above which a score is not to be trusted (EVL-04).
 MANY_TRUNCATED = 0.05

@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from iha.artifacts.manifest import write_json
 from iha.data.tokenizer import Tokenizer
 from iha.errors import ConfigError
 from iha.hub.folders import CONTEXTS, check_tokenizer, tokenizer_of
 from iha.hub.sources import MODELING, flat_name, flat_sources
-from iha.manifest import write_json
-from iha.modelfile import HEADER, WEIGHTS, load_model, read_header
+from iha.model.files import HEADER, WEIGHTS, load_model, read_header
 
 _CARD = """\
 ---

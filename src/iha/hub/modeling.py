@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from iha.cache import KVCache
-from iha.config import ModelConfig
-from iha.model import build_model
+from iha.config.schema import ModelConfig
+from iha.model.cache import KVCache
+from iha.model.transformer import build_model
 from iha.variants.base import spec_class
 
 #: What the cache is called differs between versions of transformers.

@@ -9,8 +9,8 @@ import ast
 from importlib.util import find_spec
 from pathlib import Path
 
+from iha.artifacts.fingerprint import reachable
 from iha.errors import UserError
-from iha.provenance import reachable
 from iha.variants.base import BUILTIN, AttentionSpec
 
 MODELING = "iha.hub.modeling"

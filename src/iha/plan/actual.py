@@ -6,7 +6,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from iha.config import Config
+from iha.config.schema import Config
 from iha.plan.job import Job
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iha.config import Config
+from iha.config.schema import Config
 
 #: Bytes of any log, as measured.
 LOG_BYTES = 4000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iha.config import Config
+from iha.config.schema import Config
 from iha.plan.job import Job, small
 from iha.plan.language import language_jobs
 from iha.plan.studies import relations, separation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from iha.text import aligned, amount, hours, size
+from iha.artifacts.text import aligned, amount, hours, size
 
 HEAD = (
     "rule", "jobs", "GPU-hours", "core-hours", "longest job", "memory/rank", "checkpoints", "logs", "data", "kWh",

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from iha.config import Config
-from iha.configsynthetic import RelationTask, SyntheticConfig
+from iha.config.relations import RelationTask, SyntheticConfig
+from iha.config.schema import Config
 from iha.plan.job import LOG_BYTES, Job
 from iha.plan.price import PROCESS_BYTES, SAVED_BYTES, STATE_BYTES
-from iha.separation.grid import points
-from iha.separation.price import recipe, training_flops
-from iha.synthetic import shapes
-from iha.synthetic.folders import run_name
+from iha.studies.relations import shapes
+from iha.studies.relations.folders import run_name
+from iha.studies.separation.grid import points
+from iha.studies.separation.price import recipe, training_flops
 
 #: Checkpoints of a relation run at once, of weights, best weights and two moments; bytes of its log per validation.
 CHECKPOINTS, VALIDATION_BYTES = 3, 120

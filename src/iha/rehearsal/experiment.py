@@ -7,21 +7,21 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from iha import dag
-from iha.config import Config
-from iha.configcheck import parse_config
+from iha.config.load import parse_config
+from iha.config.schema import Config
+from iha.planning import dag
+from iha.planning.slices import SPLITS, TrainStage
 from iha.rehearsal.lab import Job, Lab
 from iha.rehearsal.process import main_of
-from iha.slices import SPLITS, TrainStage
-from iha.synthetic import shapes
-from iha.synthetic.folders import run_name
+from iha.studies.relations import shapes
+from iha.studies.relations.folders import run_name
 
 STEPS, EVERY, LENGTH = 12, 4, 640
 VARIANT, SEED = "iha", 1
 #: What a stage imports in the middle of its work: once here instead of once in every start.
 LATE = {
     "evaluate": ("iha.evals.journal", "iha.evals.longctx", "iha.evals.run"),
-    "synthetic_train": ("iha.synthetic.train",),
+    "synthetic_train": ("iha.studies.relations.train",),
     "report": ("matplotlib.pyplot", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf"),
 }
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from iha.config import Frozen
-from iha.manifest import Manifest, read_manifest
+from iha.artifacts.manifest import Manifest, read_manifest
+from iha.config.schema import Frozen
 from iha.rehearsal.process import Child
 from iha.tracking import read_metrics
 from iha.train.checkpoint import MANIFEST, folder_of, steps_in

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from iha import faults
+from iha.artifacts import faults
 
 
 def main_of(stage: str) -> Callable[[], None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from iha.context import RESUMABLE
+from iha.artifacts.context import RESUMABLE
 from iha.rehearsal import host
 from iha.rehearsal.trial import Trial, expect
 from iha.tracking import tracker

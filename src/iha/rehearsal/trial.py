@@ -7,10 +7,10 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from iha.manifest import verify_files
+from iha.artifacts.manifest import verify_files
+from iha.planning.slices import SPLITS
 from iha.rehearsal.lab import Job, Lab
 from iha.rehearsal.process import Child
-from iha.slices import SPLITS
 
 
 class Unmet(Exception):

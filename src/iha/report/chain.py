@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from iha.manifest import FileEntry, Manifest
+from iha.artifacts.manifest import FileEntry, Manifest
 from iha.report.experiment import Experiment, manifest_path
 
 #: What the inputs of each kind are.

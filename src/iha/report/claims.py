@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from iha.config.yaml import load_yaml
 from iha.report.collect import Results
 from iha.report.columns import TABLES, Column, resolved
 from iha.report.format import display
@@ -20,7 +21,6 @@ from iha.report.ranking import rank_lead
 from iha.report.records import ItemScores
 from iha.report.ruler import Ruler, item_scores, multikey_tasks
 from iha.report.stats import LEVEL, Effect, holm, paired_effect
-from iha.yamlio import load_yaml
 
 Verdict = Literal["supported", "contradicted", "inconclusive"]
 

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from iha.manifest import Manifest
+from iha.artifacts.manifest import Manifest
+from iha.planning.slices import ReportSlice, TrainStage
 from iha.report.records import ItemScores, Metric, Score, TrainRun
-from iha.slices import ReportSlice, TrainStage
 from iha.tracking.journal import read_metrics
 
 #: Metrics of a training that are drawn; the others of a long journal are not kept.

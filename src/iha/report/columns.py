@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from iha.config import ModelStage
+from iha.config.schema import ModelStage
 from iha.report.collect import Results
 from iha.report.format import BENCHMARKS
 from iha.report.records import Metric

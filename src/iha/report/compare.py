@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from iha.artifacts.manifest import Manifest, read_manifest
+from iha.artifacts.text import aligned
 from iha.errors import UserError
-from iha.manifest import Manifest, read_manifest
 from iha.report.experiment import Experiment
-from iha.text import aligned
 from iha.tracking.journal import read_metrics
 
 EXAMPLE = "iha/seed1/pretrain global/seed1/pretrain"

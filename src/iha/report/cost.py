@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from iha.config import Config
+from iha.artifacts.text import amount, hours, size
+from iha.config.schema import Config
 from iha.errors import UserError
 from iha.plan.make import plan
 from iha.report.format import MISSING
@@ -18,7 +19,6 @@ from iha.report.page import tables
 from iha.report.records import Grid, Text
 from iha.report.section import Findings, Section
 from iha.report.tables import caption
-from iha.text import amount, hours, size
 
 CONFIG = "config.json"
 HEADER = ("job", "number", "GPU time", "CPU time", "longest job", "memory per rank", "energy, kWh")

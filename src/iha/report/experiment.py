@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iha.configcheck import load_config
+from iha.artifacts.fingerprint import ORIGINS
+from iha.artifacts.manifest import Manifest, read_manifest, sha256_file
+from iha.config.load import load_config
 from iha.errors import UserError
-from iha.manifest import Manifest, read_manifest, sha256_file
-from iha.provenance import ORIGINS
 from iha.tracking.journal import read_events
 
 #: What `snakemake` itself runs when no config is named.

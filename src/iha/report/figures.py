@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from iha.artifacts.manifest import atomic_path
 from iha.evals.scores import mean_sd
-from iha.manifest import atomic_path
+from iha.planning.slices import SPLITS
 from iha.report.collect import Results
 from iha.report.format import SCALE_LABELS, display
 from iha.report.paper import paper
 from iha.report.ruler import BySeed, Ruler
-from iha.slices import SPLITS
 
 #: Colours that colour-blind readers tell apart (Okabe and Ito), one per variant in the order of the config.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#999999")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from iha.planning.slices import SPLITS
 from iha.report.collect import Results
 from iha.report.format import MISSING, big, display, signed
 from iha.report.records import Grid, Text
 from iha.report.tables import caption
-from iha.slices import SPLITS
 
 HEADER = (
     "variant", "parameters", "attention params", "forward FLOPs / token", "attention part", "forward vs reference",

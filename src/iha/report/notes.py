@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
-from iha.config import ModelStage
+from iha.config.schema import ModelStage
+from iha.planning.slices import MODEL_STAGES, SPLITS, TrainStage
 from iha.report.collect import Results
 from iha.report.format import BENCHMARKS, display
-from iha.slices import MODEL_STAGES, SPLITS, TrainStage
 
 #: The solver matches budgets within this share, or within half a step.
 MATCHED = 1e-3

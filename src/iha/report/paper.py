@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from iha.yamlio import load_yaml
+from iha.config.yaml import load_yaml
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 
+from iha.planning.slices import TrainStage
 from iha.report.collect import Results
 from iha.report.curves import cost_curves
 from iha.report.format import MISSING, display, mean_text
@@ -13,7 +14,6 @@ from iha.report.notes import STAGES
 from iha.report.records import Grid, Text
 from iha.report.tables import caption
 from iha.report.training import LAST
-from iha.slices import TrainStage
 
 Curve = list[tuple[float, float]]
 Column = tuple[TrainStage, int, str]

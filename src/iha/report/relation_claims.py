@@ -12,7 +12,7 @@ from iha.report.records import Grid as Table
 from iha.report.records import Text
 from iha.report.relations import STOPS, UNITS, count, pairs, sure
 from iha.report.stats import LEVEL, holm, t_interval, t_test_p
-from iha.synthetic.results import AXES, Gap, Grid, label
+from iha.studies.relations.results import AXES, Gap, Grid, label
 
 #: Name of the table of verdicts.
 CLAIMS = "relations_claims"

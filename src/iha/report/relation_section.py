@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from iha.configsynthetic import SyntheticConfig
+from iha.artifacts.manifest import Manifest
+from iha.config.relations import SyntheticConfig
 from iha.errors import DataError
-from iha.manifest import Manifest
 from iha.report import relation_claims, relations
 from iha.report import relation_figures as figures
 from iha.report.format import SCALE_LABELS
@@ -16,8 +16,8 @@ from iha.report.records import Grid as Table
 from iha.report.records import cells_of
 from iha.report.render import labelled_csv, markdown, write_texts
 from iha.report.section import Findings, Section
-from iha.synthetic.results import Grid, outcome
-from iha.synthetic.shapes import params, train_slice
+from iha.studies.relations.results import Grid, outcome
+from iha.studies.relations.shapes import params, train_slice
 
 RUN, DATA = "synthetic_run:", "synthetic_data:"
 

@@ -11,8 +11,8 @@ from iha.report.format import MISSING, SCALE_LABELS, big, mean_text, signed
 from iha.report.records import Footnotes, Text
 from iha.report.records import Grid as Table
 from iha.report.stats import t_interval
-from iha.synthetic.results import AXES, Axis, Gap, Grid, Outcome, label
-from iha.synthetic.shapes import train_slice
+from iha.studies.relations.results import AXES, Axis, Gap, Grid, Outcome, label
+from iha.studies.relations.shapes import train_slice
 
 STOPS = {"patience": "early stopping", "epochs": "epoch budget", "cpu_seconds": "CPU budget", None: "not over"}
 UNITS: dict[Axis, str] = {"epoch": "epochs", "flops": "FLOPs", "cpu_s": "CPU-s"}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from iha.manifest import atomic_path
+from iha.artifacts.manifest import atomic_path
 from iha.report.format import MISSING
 from iha.report.records import Grid, Text
 

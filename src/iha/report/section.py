@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from iha.manifest import sha256_file
+from iha.artifacts.manifest import sha256_file
 from iha.report.collect import Results
 from iha.report.latex import latex
 from iha.report.records import Cells, Grid, cells_of

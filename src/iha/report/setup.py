@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from iha.evals.grade import CODE
+from iha.planning.slices import SPLITS, TrainSlice, TrainStage
 from iha.report.collect import Results
 from iha.report.cost import CONFIG
 from iha.report.experiment import manifest_path
@@ -19,7 +20,6 @@ from iha.report.notes import STAGES
 from iha.report.page import definitions
 from iha.report.render import fold
 from iha.report.section import Findings, Section
-from iha.slices import SPLITS, TrainSlice, TrainStage
 from iha.tracking.journal import read_events
 from iha.variants.base import Geometry
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from iha.manifest import Manifest
+from iha.artifacts.manifest import Manifest
 from iha.report.cells import COMPANIONS, RATES
 from iha.report.chain import Rows
 from iha.report.claims import Claim, claims
@@ -193,7 +193,7 @@ def _reach(cell: Cell) -> Source:
 
 
 def _plan(cell: Cell) -> Source:
-    from iha.config import Config
+    from iha.config.schema import Config
     from iha.plan.jobs import jobs
 
     settings = cell.experiment.state / "config.json"

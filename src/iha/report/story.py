@@ -10,7 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from iha.provenance import git_state
+from iha.artifacts.fingerprint import git_state
+from iha.planning.slices import SPLITS
 from iha.report.collect import Results
 from iha.report.format import display
 from iha.report.notes import MATCHED, STAGES, contamination, evaluated, generated, met, mismatch, searched
@@ -21,7 +22,6 @@ from iha.report.section import Findings, Section
 from iha.report.setup import folds
 from iha.report.stats import LEVEL
 from iha.report.tables import PaperTableReport
-from iha.slices import SPLITS
 
 PACKAGES = ("torch", "transformers", "tokenizers", "lm-eval", "datasets", "snakemake", "mlflow", "numpy")
 WARNINGS = {

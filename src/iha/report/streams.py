@@ -9,9 +9,9 @@ from __future__ import annotations
 from itertools import product
 
 from iha.errors import DataError
+from iha.planning.slices import SPLITS
 from iha.report.collect import Results
 from iha.report.format import display
-from iha.slices import SPLITS
 
 
 def check(results: Results) -> str:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from iha.artifacts.manifest import Manifest, sha256_file
 from iha.errors import UserError
-from iha.manifest import Manifest, sha256_file
 from iha.report.chain import Link, follow, of_manifest, plain
 from iha.report.experiment import Experiment, choose
 from iha.report.sources import Cell, source

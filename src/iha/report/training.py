@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from iha.evals.scores import mean_sd
+from iha.planning.slices import SPLITS, TrainStage
 from iha.report.collect import Results
 from iha.report.curves import cost_curves
 from iha.report.figures import curve
@@ -14,7 +15,6 @@ from iha.report.format import MISSING, big, display, mean_text
 from iha.report.notes import STAGES
 from iha.report.records import Cells, Grid, Text
 from iha.report.tables import caption
-from iha.slices import SPLITS, TrainStage
 
 HEADER = (
     "variant", *(f"loss, {name}" for name in STAGES.values()), "pretraining tokens", "pretraining FLOPs",

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from iha.config import Frozen
-from iha.context import RESUMABLE, Context, Made
+from iha.artifacts.context import RESUMABLE, Context, Made
+from iha.artifacts.fingerprint import ORIGINS, ROOT, git_state
+from iha.artifacts.manifest import Manifest, read_manifest, sha256_file, write_json, write_manifest
+from iha.artifacts.process import die_with_parent
+from iha.config.schema import Frozen
 from iha.errors import ConfigError, UserError
-from iha.manifest import Manifest, read_manifest, sha256_file, write_json, write_manifest
-from iha.process import die_with_parent
-from iha.provenance import ORIGINS, ROOT, git_state
 
 __all__ = ["RESUMABLE", "Context", "Made", "parser", "run"]
 

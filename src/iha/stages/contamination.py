@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from iha.artifacts.manifest import Manifest
 from iha.data import contamination
 from iha.data.files import read_rows
 from iha.data.store import TokenStore
 from iha.data.tokenizer import Tokenizer
-from iha.manifest import Manifest
-from iha.slices import ContaminationSlice
+from iha.planning.slices import ContaminationSlice
 from iha.stages.common import Context, Made, run
 
 #: The column of each benchmark that holds the question.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from iha.evals.tasks import offline
 from iha.hub.folders import CONTEXTS
-from iha.slices import EvalSlice
+from iha.planning.slices import EvalSlice
 from iha.stages.common import RESUMABLE, Context, Made, run
 from iha.tracking import Tracker
 from iha.train.signals import STOPPING
@@ -119,7 +119,7 @@ def _load(part: EvalSlice, context: Context, subject: Subject, journal: Any) -> 
 
     from iha.data.tokenizer import Tokenizer
     from iha.evals.lm import IhaLM
-    from iha.modelfile import load_model
+    from iha.model.files import load_model
 
     torch.set_num_threads(context.threads)
     device, dtype = _precision(context)

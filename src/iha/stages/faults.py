@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from iha.planning.slices import FaultsSlice
 from iha.rehearsal.run import rehearse
-from iha.slices import FaultsSlice
 from iha.stages.common import Context, Made, run
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from iha.flops import ledger
-from iha.slices import LedgerSlice
+from iha.planning.flops import ledger
+from iha.planning.slices import LedgerSlice
 from iha.stages.common import Context, Made, run
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from iha.artifacts.manifest import file_entry, sha256_file
 from iha.data.corpus import documents
 from iha.evals.mirror import SETS, haystack_kind, write_code_metric, write_haystack, write_set
 from iha.evals.ruler import qa
-from iha.manifest import file_entry, sha256_file
-from iha.slices import ItemsSlice
+from iha.planning.slices import ItemsSlice
 from iha.stages.common import Context, Made, run
 
 log = logging.getLogger("iha")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from iha.planning.slices import ReportSlice
 from iha.report import streams
 from iha.report.collect import Results
 from iha.report.contents import sections
@@ -10,7 +11,6 @@ from iha.report.ruler import ruler
 from iha.report.section import Findings
 from iha.report.story import story
 from iha.report.tables import paper_tables
-from iha.slices import ReportSlice
 from iha.stages.common import Context, Made, run
 
 

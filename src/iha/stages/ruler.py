@@ -10,7 +10,7 @@ from iha.errors import UserError
 from iha.evals.ruler.generate import Materials, generate, source_of
 from iha.evals.ruler.haystack import read_haystack
 from iha.evals.ruler.items import item_path, write_items
-from iha.slices import RulerSlice
+from iha.planning.slices import RulerSlice
 from iha.stages.common import Context, Made, run
 
 log = logging.getLogger("iha")

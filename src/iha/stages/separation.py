@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from iha.manifest import sha256_file
-from iha.provenance import code_fingerprint
+from iha.artifacts.fingerprint import code_fingerprint
+from iha.artifacts.manifest import sha256_file
+from iha.planning.slices import SeparationSlice
 from iha.report.records import cells_of
 from iha.report.separation import tables, write_separation
-from iha.separation.run import run_grid
-from iha.slices import SeparationSlice
 from iha.stages.common import Context, Made, run
+from iha.studies.separation.run import run_grid
 
 
 def body(part: SeparationSlice, context: Context) -> Made:
@@ -16,7 +16,7 @@ def body(part: SeparationSlice, context: Context) -> Made:
     from torch import set_num_threads
 
     set_num_threads(context.threads)
-    learning = code_fingerprint("iha.separation.learn")  # a change of the figures trains nothing again
+    learning = code_fingerprint("iha.studies.separation.learn")  # a change of the figures trains nothing again
     facts = run_grid(part.separation, context.state / "separation", learning)
     paths = write_separation(facts, part.scale, context.output.parent)
     files, cells = {path.name: sha256_file(path) for path in paths}, cells_of(tables(facts, part.scale))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iha.slices import TrainSlice
+from iha.planning.slices import TrainSlice
 from iha.stages.common import run
 from iha.train.recipes import train
 

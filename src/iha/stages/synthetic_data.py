@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from iha.stages.common import Context, Made, run
-from iha.synthetic.folders import make_data
-from iha.synthetic.shapes import RelationDataSlice
+from iha.studies.relations.folders import make_data
+from iha.studies.relations.shapes import RelationDataSlice
 
 
 def body(part: RelationDataSlice, context: Context) -> Made:

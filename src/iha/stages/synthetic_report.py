@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from iha.manifest import sha256_file
+from iha.artifacts.manifest import sha256_file
 from iha.report.records import cells_of
 from iha.report.relation_claims import verdicts
 from iha.report.relation_section import grid_of, relation_tables, write_relations
 from iha.stages.common import Context, Made, run
-from iha.synthetic.shapes import RelationReportSlice
+from iha.studies.relations.shapes import RelationReportSlice
 
 
 def body(part: RelationReportSlice, context: Context) -> Made:

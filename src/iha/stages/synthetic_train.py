@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from iha.stages.common import Context, Made, run
-from iha.synthetic.folders import digests, load_data, run_folder
-from iha.synthetic.shapes import RelationTrainSlice
+from iha.studies.relations.folders import digests, load_data, run_folder
+from iha.studies.relations.shapes import RelationTrainSlice
 
 
 def body(part: RelationTrainSlice, context: Context) -> Made:
     """A run that was interrupted goes on from its last validation; the facts are its history and scores."""
     import torch
 
-    from iha.synthetic.train import begun_with, train
+    from iha.studies.relations.train import begun_with, train
     from iha.train.distributed import start
     from iha.train.identity import FINAL
 

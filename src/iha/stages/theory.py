@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from iha.slices import TheorySlice
+from iha.planning.slices import TheorySlice
 from iha.stages.common import Context, Made, run
-from iha.theory.check import facts, statements
+from iha.studies.theory.check import facts, statements
 
 
 def body(part: TheorySlice, context: Context) -> Made:

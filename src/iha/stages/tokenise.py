@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from iha.data import tokenise
 from iha.data.tokenizer import Tokenizer
-from iha.slices import TokeniseSlice
+from iha.planning.slices import TokeniseSlice
 from iha.stages.common import Context, Made, run
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from iha.data import corpus, tokenizer_build
-from iha.slices import TokenizerSlice
+from iha.planning.slices import TokenizerSlice
 from iha.stages.common import Context, Made, run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from iha.errors import UserError
-from iha.slices import TrackingSlice
+from iha.planning.slices import TrackingSlice
 from iha.stages.common import Context, Made, run
 from iha.tracking.store import check_uri, prepare_store, unusable
 

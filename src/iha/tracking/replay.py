@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from iha.artifacts.manifest import write_json
 from iha.errors import DataError
-from iha.manifest import write_json
 from iha.tracking.journal import RunInfo, decode, read_events, read_run, span
 from iha.tracking.store import CONTAINER, anchored, client_for, find_or_create, locked
 

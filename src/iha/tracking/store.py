@@ -15,8 +15,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from iha.artifacts.manifest import atomic_path
 from iha.errors import ConfigError, DataError
-from iha.manifest import atomic_path
 from iha.tracking.journal import decode, unique_steps
 
 SQLITE = "sqlite:///"

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from iha.artifacts.manifest import write_json
 from iha.errors import UserError
-from iha.manifest import write_json
 from iha.tracking.journal import being_written, read_events, read_run
 from iha.tracking.replay import Replay
 from iha.tracking.store import CONTAINER, check_uri, client_for, database, prepare_store, unusable

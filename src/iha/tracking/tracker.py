@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from iha.provenance import git_state
+from iha.artifacts.fingerprint import git_state
 from iha.tracking.journal import Journal, RunInfo, encode, read_run, start_event
 from iha.tracking.system import SystemSampler
 

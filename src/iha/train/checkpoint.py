@@ -23,10 +23,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from iha.artifacts.faults import point
+from iha.artifacts.manifest import sha256_file, sync_folder, write_json
 from iha.errors import CheckpointError
-from iha.faults import point
-from iha.manifest import sha256_file, sync_folder, write_json
-from iha.tensors import save_tensors
+from iha.model.tensors import save_tensors
 from iha.train.distributed import World, piece
 
 log = logging.getLogger("iha")

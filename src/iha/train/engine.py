@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from iha.config import EngineConfig
+from iha.config.schema import EngineConfig
 from iha.train.distributed import World, shard
 from iha.train.loss import token_loss_sum
 
 if TYPE_CHECKING:
-    from iha.model import Transformer
+    from iha.model.transformer import Transformer
 
 
 class Objective(nn.Module):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from iha.context import Made
-from iha.faults import point
-from iha.manifest import sync_folder
-from iha.model import Transformer, build_model
-from iha.modelfile import save_model
+from iha.artifacts.context import Made
+from iha.artifacts.faults import point
+from iha.artifacts.manifest import sync_folder
+from iha.model.files import save_model
+from iha.model.transformer import Transformer, build_model
 from iha.train import identity
 from iha.train.distributed import whole
 from iha.train.loop import Loop

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iha.artifacts.manifest import Manifest, verify_files, write_json
 from iha.data.stamps import read_stamps, stamps
 from iha.errors import CheckpointError, DataError
-from iha.manifest import Manifest, verify_files, write_json
 
 if TYPE_CHECKING:
     from iha.train.distributed import World

@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from iha.config import Recipe
-from iha.faults import point
+from iha.artifacts.faults import point
+from iha.config.schema import Recipe
 from iha.train import checkpoint
 from iha.train.distributed import World, whole
 from iha.train.engine import Objective

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from iha.progress import Line
+from iha.artifacts.progress import Line
 
 #: Dense bf16 FLOP/s of a device by its exact name; MFU of a device that is not here is not shown.
 PEAK_FLOPS = {

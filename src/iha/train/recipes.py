@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from iha.context import RESUMABLE, Context, Made
+from iha.artifacts.context import RESUMABLE, Context, Made
 from iha.data.loader import Batches
 from iha.data.store import TokenStore
 from iha.errors import ConfigError, DataError, UserError
-from iha.model import Transformer, build_model
-from iha.modelfile import load_model
-from iha.slices import TrainSlice
+from iha.model.files import load_model
+from iha.model.transformer import Transformer, build_model
+from iha.planning.slices import TrainSlice
 from iha.tracking import Tracker
 from iha.tracking.tracker import Status
 from iha.train import distributed, identity

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iha.context import Context
-from iha.flops import PricedModel
-from iha.slices import Budget, TrainSlice
+from iha.artifacts.context import Context
+from iha.planning.flops import PricedModel
+from iha.planning.slices import Budget, TrainSlice
 from iha.train import identity
 from iha.train.distributed import World
 

@@ -1,4 +1,4 @@
-"""Attention variants as data: parameters and price, without torch. `iha.attention` holds the computation."""
+"""Attention variants as data: parameters and price, without torch. `iha.model.attention` holds the computation."""
 
 from iha.variants.base import AttentionSpec, Geometry, LayerPrice, known_kinds, layer_type, live_pairs, spec_class
 

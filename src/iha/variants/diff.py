@@ -11,7 +11,7 @@ class DiffSpec(AttentionSpec):
     """H/2 heads of two query/key halves of width d and one value of width 2d; lambda starts by depth."""
 
     kind: Literal["diff"]
-    module: ClassVar[str] = "iha.attention.diff:DifferentialAttention"
+    module: ClassVar[str] = "iha.model.attention.diff:DifferentialAttention"
 
     def problems(self, geometry: Geometry) -> list[str]:
         """Heads are halved, so their number must be even."""

@@ -11,7 +11,7 @@ class GlobalSpec(AttentionSpec):
     """Causal MHA with RoPE; no parameters."""
 
     kind: Literal["global"]
-    module: ClassVar[str] = "iha.attention.mha:MultiHeadAttention"
+    module: ClassVar[str] = "iha.model.attention.mha:MultiHeadAttention"
 
     def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
         """Four D x D projections; 4d FLOPs per live pair and head."""

@@ -16,7 +16,7 @@ class GlobalLocalSpec(AttentionSpec):
     """
 
     kind: Literal["global_local"]
-    module: ClassVar[str] = "iha.attention.mha:MultiHeadAttention"
+    module: ClassVar[str] = "iha.model.attention.mha:MultiHeadAttention"
 
     window: int | None = None
     period: int = 5

@@ -19,7 +19,7 @@ class IhaSpec(AttentionSpec):
     """
 
     kind: Literal["iha"]
-    module: ClassVar[str] = "iha.attention.iha:InterleavedHeadAttention"
+    module: ClassVar[str] = "iha.model.attention.iha:InterleavedHeadAttention"
 
     pseudo_heads: int = 2
     mask: Literal["flat", "token"] = "flat"

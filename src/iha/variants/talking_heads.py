@@ -11,7 +11,7 @@ class TalkingHeadsSpec(AttentionSpec):
     """Causal MHA with an H x H mix before and one after the softmax; both start as the identity (spec U15)."""
 
     kind: Literal["talking_heads"]
-    module: ClassVar[str] = "iha.attention.talking_heads:TalkingHeadsAttention"
+    module: ClassVar[str] = "iha.model.attention.talking_heads:TalkingHeadsAttention"
 
     def params(self, geometry: Geometry, layer: int) -> int:
         """Projections and the two H x H mixes."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from iha.config import RULER_TASKS
+from iha.config.schema import RULER_TASKS
 from iha.errors import ConfigError
 from iha.evals.ruler import niah
 from iha.evals.ruler.counting import common_words, frequent_words

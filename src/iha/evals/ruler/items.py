@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+from iha.artifacts.manifest import Manifest, atomic_path, verify_files
 from iha.data.files import read_rows
 from iha.errors import DataError
-from iha.manifest import Manifest, atomic_path, verify_files
 
 
 class Item(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from iha.config import RULER_TASKS
+from iha.config.schema import RULER_TASKS
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"

@@ -1,5 +1,0 @@
-"""Attention kernels behind one dispatcher; all compute softmax(q k^T scale + mask) v and agree within rounding."""
-
-from iha.attention.kernels.dispatch import FEW_QUERIES, announce, attend
-
-__all__ = ["FEW_QUERIES", "announce", "attend"]

@@ -1,0 +1,160 @@
+"""The relation-composition section of the configuration (spec 6). Defaults are the paper's; free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from iha.config.base import Frozen, Name, Positive, Rate
+
+Split = Literal["train", "validation", "test"]
+
+
+class RelationTask(Frozen):
+    """One task: random m x m Boolean relations R; every entry of their `hops`-fold composition is to be told."""
+
+    name: Name
+    hops: Literal[2, 3] = Field(description="2: R o R (binary), 3: R o R o R (ternary)")
+    min_size: Positive = Field(description="smallest m")
+    max_size: Positive = Field(description="largest m, drawn uniformly from the range")
+    density: Rate = Field(description="Bernoulli probability of an entry of R")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_size > self.max_size:
+            raise ValueError(f"min_size is {self.min_size}; allowed: 1 to max_size, {self.max_size}")
+        return self
+
+    @property
+    def sizes(self) -> range:
+        """Every m of the task."""
+        return range(self.min_size, self.max_size + 1)
+
+    @property
+    def max_len(self) -> int:
+        """Cells of the largest relation."""
+        return self.max_size**2
+
+
+class RelationModel(Frozen):
+    """One model of the comparison: the attention of a one-layer encoder."""
+
+    name: Name
+    attention: Literal["mha", "iha", "simplicial"]
+    pseudo_heads: Positive = Field(8, description="iha: P, pseudo-keys and pseudo-values per head [paper D.3]")
+    pseudo_queries: Positive | None = Field(
+        None, description="iha: pseudo-queries per head; null: as many as keys. The paper leaves it open [spec 6.2]"
+    )
+    collapse: Literal["global", "per_head"] = Field(
+        "global", description="iha: R over all heads, or its own [spec 2.6]"
+    )
+    matches: Name | None = Field(None, description="widened until a forward pass costs what that model's costs")
+
+    @property
+    def queries(self) -> int:
+        """Pseudo-queries per head."""
+        return self.pseudo_heads if self.pseudo_queries is None else self.pseudo_queries
+
+
+class Examples(Frozen):
+    """Examples per split [paper D.3]."""
+
+    train: Positive = 40_000
+    validation: Positive = 5_000
+    test: Positive = 5_000
+
+
+class RelationRecipe(Frozen):
+    """Training of every run. The paper gives learning rates, patience and heads; the rest is ours (spec 6.2)."""
+
+    batch: Positive = Field(256, description="examples per update [spec 6.2]")
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = Field(0.01, description="AdamW, linear weights [spec 6.2]")
+    betas: tuple[Rate, Rate] = Field((0.9, 0.999), description="AdamW [spec 6.2]")
+    eps: Rate = Field(1e-8, description="AdamW epsilon [spec 6.2]")
+    patience: Positive = Field(10, description="epochs without a better validation accuracy [paper D.3]")
+    evals_per_epoch: Positive = Field(1, description="validations and checkpoints per epoch")
+    validation_examples: Positive | None = Field(
+        None, description="leading examples of the validation split that are looked at; null: all"
+    )
+
+
+class RelationBudget(Frozen):
+    """How far a run may go if early stopping does not end it. A larger budget resumes what is there."""
+
+    epochs: Positive = Field(200, description="passes over the training split")
+    cpu_seconds: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="process time of one run, checked at each validation; null: no limit"
+    )
+
+
+def _tasks() -> tuple[RelationTask, ...]:
+    return (
+        RelationTask(name="binary", hops=2, min_size=6, max_size=10, density=0.325),
+        RelationTask(name="ternary", hops=3, min_size=5, max_size=8, density=0.264),
+    )
+
+
+def _models() -> tuple[RelationModel, ...]:
+    return (
+        RelationModel(name="mha", attention="mha"),
+        RelationModel(name="iha", attention="iha"),
+        RelationModel(name="iha_q1", attention="iha", pseudo_queries=1),
+        RelationModel(name="simplicial", attention="simplicial"),
+        RelationModel(name="iha_p1", attention="iha", pseudo_heads=1),
+        RelationModel(name="iha_p2", attention="iha", pseudo_heads=2),
+        RelationModel(name="iha_p4", attention="iha", pseudo_heads=4),
+        RelationModel(name="iha_per_head", attention="iha", collapse="per_head"),
+        RelationModel(name="mha_wide", attention="mha", matches="iha"),
+    )
+
+
+class SyntheticConfig(Frozen):
+    """The grid learning rates x seeds x tasks x models [paper Appendix D; spec 6]; runs start in that order."""
+
+    tasks: tuple[RelationTask, ...] = Field(min_length=1, default_factory=_tasks)
+    models: tuple[RelationModel, ...] = Field(min_length=1, default_factory=_models)
+    lrs: tuple[Rate, ...] = Field((1e-3, 1e-4), min_length=1, description="learning rates [paper D.3]")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2, 3, 4), min_length=1, description="[spec 6.2]")
+    data_seed: int = Field(0, ge=0, description="of the examples, which all runs share")
+    examples: Examples = Field(default_factory=Examples)
+    hidden_dim: Positive = Field(128, description="width D; the feed-forward layer has 4 D [spec 6.3]")
+    n_heads: Positive = Field(8, description="heads H [paper D.3]")
+    positions: Literal["sequence", "cell"] = Field(
+        "sequence",
+        description="row of the position table: place in the flattened relation, or cell of the largest relation",
+    )
+    recipe: RelationRecipe = Field(default_factory=RelationRecipe)
+    budget: RelationBudget = Field(default_factory=RelationBudget)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if problems := list(self._problems()):
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        for field, names in (("tasks", [t.name for t in self.tasks]), ("models", [m.name for m in self.models])):
+            for name in sorted({n for n in names if names.count(n) > 1}):
+                yield f"{field}: the name {name!r} stands twice; allowed: each name once"
+        for field, values in (("lrs", self.lrs), ("seeds", self.seeds)):
+            if len(set(values)) < len(values):
+                yield f"{field} is {list(values)}; allowed: each value once"
+        if self.hidden_dim % self.n_heads:
+            yield f"hidden_dim is {self.hidden_dim}; allowed: a multiple of n_heads, {self.n_heads}"
+        own = {m.name for m in self.models if m.matches is None}
+        for model in self.models:
+            if model.matches is not None and model.matches not in own:
+                yield (
+                    f"models.{model.name}.matches is {model.matches!r}; allowed: a model that matches none itself, "
+                    f"{', '.join(sorted(own))}"
+                )
+
+    def task(self, name: str) -> RelationTask:
+        """The task of that name."""
+        return next(t for t in self.tasks if t.name == name)
+
+    def model(self, name: str) -> RelationModel:
+        """The model of that name."""
+        return next(m for m in self.models if m.name == name)

@@ -1,0 +1,1 @@
+"""The language model: transformer, attention variants, KV cache, files."""

@@ -1,0 +1,71 @@
+"""A model as a folder: `model.safetensors` and `model.json`, from which it is rebuilt without the config."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from iha.artifacts.manifest import atomic_path, write_json
+from iha.config.schema import ModelConfig, Variant
+from iha.errors import CheckpointError, ConfigError
+from iha.model.tensors import save_tensors
+from iha.model.transformer import Transformer, build_model
+
+WEIGHTS = "model.safetensors"
+HEADER = "model.json"
+
+
+def save_model(model: Transformer, folder: Path, extra: dict[str, Any]) -> None:
+    """Write weights, then header, each atomically. Tied weights are stored once."""
+    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    with atomic_path(folder / WEIGHTS) as temporary:
+        save_tensors(weights, temporary)
+    header = {
+        "model": model.config.model_dump(mode="json"),
+        "attention": model.spec.model_dump(mode="json"),
+        "vocab_size": model.vocab_size,
+        "pretrain_len": model.pretrain_len,
+        "extra": extra,
+    }
+    write_json(folder / HEADER, header)
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """The header: model, attention, vocab_size, pretrain_len, extra.
+
+    Raises:
+        CheckpointError: the folder holds no complete model.
+    """
+    try:
+        header = json.loads((folder / HEADER).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: no readable {HEADER} ({error}). Rerun the stage that writes it.") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{folder / HEADER}: not an object. Rerun the stage that writes it.")
+    return header
+
+
+def load_model(
+    folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, backend: str = "auto"
+) -> Transformer:
+    """Rebuild a saved model through the meta device; every weight must be there, and no other.
+
+    Raises:
+        CheckpointError: header or weights are missing, broken or of another shape.
+    """
+    header = read_header(folder)
+    try:
+        config = ModelConfig.model_validate_json(json.dumps(header["model"]))
+        spec = Variant.model_validate({"name": "loaded", "attention": header["attention"]}).attention
+        sizes = header["vocab_size"], header["pretrain_len"]
+        model = build_model(config, spec, *sizes, seed=None, device="meta", backend=backend)
+        weights = load_file(folder / WEIGHTS, device=str(device))
+        model.load_state_dict(weights, strict=True, assign=True)
+    except (KeyError, TypeError, ConfigError, OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: not a complete model ({error}). Rerun the stage that writes it.") from error
+    return model.to(dtype=dtype) if dtype is not None else model

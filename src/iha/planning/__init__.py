@@ -1,0 +1,1 @@
+"""What the Snakefile imports to plan the workflow: config slices, the DAG, FLOP ledger, preflight. Free of torch."""

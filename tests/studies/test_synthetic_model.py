@@ -1,0 +1,232 @@
+"""The one-layer encoder: parameter counts of spec 6.3, IHA against its definition, controls, masks, simplicial forms."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from iha import native
+from iha.config.relations import RelationModel, SyntheticConfig
+from iha.studies.relations import fused, simplicial
+from iha.studies.relations.model import build, places
+from iha.studies.relations.shapes import forward_flops, mean_flops, params, shape_of
+
+CONFIG = SyntheticConfig()
+TINY = SyntheticConfig(hidden_dim=8, n_heads=2)
+MODELS = [m.name for m in CONFIG.models]
+
+
+def shape(name, task="ternary", config=CONFIG):
+    return shape_of(config, config.task(task), config.model(name))
+
+
+def counted(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "count"),
+    [("mha", "ternary", 206_849), ("iha", "ternary", 208_513), ("simplicial", "ternary", 239_233),
+     ("mha", "binary", 211_457), ("iha", "binary", 208_513 + 36 * 128)],
+)  # fmt: skip
+def test_parameter_counts_of_spec_6_3(name, task, count):
+    assert params(shape(name, task)) == count
+    assert counted(build(shape(name, task), 0)) == count
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_counted_parameters_are_the_models(name):
+    assert counted(build(shape(name), 0)) == params(shape(name))
+
+
+def test_pseudo_heads_cost_4_h2_p():
+    one, eight = params(shape("iha_p1")), params(shape("iha"))
+    assert eight - one == 4 * 64 * 7
+
+
+def randomised(name, config=TINY):
+    """A model in float64 with weights far from their start."""
+    model = build(shape(name, config=config), 0).double()
+    generator = torch.Generator().manual_seed(5)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+@pytest.mark.parametrize("name", ["iha", "iha_q1", "iha_p2", "iha_per_head"])
+def test_iha_is_the_definition_of_spec_2_1(name):
+    model, h, d, n = randomised(name), 2, 4, 5
+    layer, x = model.attention, torch.randn(1, n, 8, dtype=torch.float64)
+    q, k, v = layer.qkv(x)[0].view(n, 3, h, d).unbind(1)
+    alphas = [a.view(h, -1, h) for a in (layer.alpha_q, layer.alpha_k, layer.alpha_v)]
+    qt, kt, vt = (torch.einsum("hpm,nmd->hpnd", a, y) for a, y in zip(alphas, (q, k, v), strict=True))
+    pseudo = []
+    for head in range(h):
+        scores = qt[head].reshape(-1, d) @ kt[head].reshape(-1, d).T / d**0.5
+        pseudo.append((scores.softmax(-1) @ vt[head].reshape(-1, d)).view(-1, n, d))
+    stacked = torch.stack(pseudo)
+    if name == "iha_per_head":
+        heads = torch.einsum("hp,hpnd->nhd", layer.collapse, stacked)
+    else:
+        heads = torch.einsum("gx,xnd->ngd", layer.collapse, stacked.flatten(0, 1))
+    torch.testing.assert_close(layer(x, None), layer.out(heads.reshape(1, n, 8)), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["iha", "iha_q1", "iha_per_head"])
+def test_iha_without_noise_starts_as_mha(name):
+    torch.manual_seed(0)
+    mha, iha = build(shape("mha"), 3), build(shape(name), 3)
+    layer = iha.model.attention
+    for alpha in (layer.alpha_q, layer.alpha_k, layer.alpha_v):
+        alpha.data.round_()
+    queries = layer.queries
+    layer.collapse.data = (layer.collapse * queries).round() / queries
+    cells, where = torch.randint(2, (3, 36)), places(shape("mha"), 6)
+    torch.testing.assert_close(iha(cells, where), mha(cells, where), rtol=1e-4, atol=1e-5)
+
+
+def test_p1_adds_no_functions():
+    iha, h, d = randomised("iha_p1"), 2, 4
+    layer, x = iha.model.attention, torch.randn(2, 6, 8, dtype=torch.float64)
+    wq, wk, wv = (
+        torch.einsum("hm,mdi->hdi", a, w.view(h, d, 8)).reshape(8, 8)
+        for a, w in zip((layer.alpha_q, layer.alpha_k, layer.alpha_v), layer.qkv.weight.chunk(3), strict=True)
+    )
+    q, k, v = ((x @ w.T).view(2, 6, h, d).transpose(1, 2) for w in (wq, wk, wv))
+    heads = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    mixed = torch.einsum("gh,bnhd->bngd", layer.collapse, heads).reshape(2, 6, 8)
+    torch.testing.assert_close(layer(x, None), layer.out(mixed))
+
+
+@pytest.mark.parametrize("name", ["mha", "iha", "iha_q1", "simplicial"])
+def test_padding_changes_nothing(name):
+    model = randomised(name)
+    where = places(shape(name, config=TINY), 5)
+    cells = torch.randint(2, (2, 25))
+    padded = F.pad(cells, (0, 11), value=1)
+    valid = torch.arange(36).expand(2, -1) < 25
+    out = model(padded, F.pad(where, (0, 11)).expand(2, -1), valid)[:, :25]
+    torch.testing.assert_close(out, model(cells, where))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_gets_a_gradient_and_pseudo_heads_differ(name):
+    model = build(shape(name, config=TINY), 0)
+    model(torch.randint(2, (2, 25)), places(shape(name, config=TINY), 5)).pow(2).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    if name == "iha":
+        rows = model.attention.alpha_k.grad.view(2, 8, 2)
+        assert (rows[:, 0] - rows[:, 1]).abs().max() > 0, "pseudo-heads are no tied copies (spec 13, T12)"
+
+
+def test_positions_count_the_sequence_or_the_cells_of_the_largest_relation():
+    cell = shape("mha", config=SyntheticConfig(positions="cell"))
+    assert places(shape("mha"), 5).tolist() == list(range(25))
+    assert places(cell, 5).view(5, 5)[:, 0].tolist() == [0, 8, 16, 24, 32]
+    assert params(cell) == params(shape("mha"))
+
+
+def test_models_of_one_seed_share_their_common_start():
+    mha, iha = build(shape("mha"), 1), build(shape("iha"), 1)
+    assert torch.equal(mha.attention.qkv.weight, iha.model.attention.qkv.weight)
+    assert torch.equal(mha.up.weight, iha.up.weight)
+    assert not torch.equal(mha.up.weight, build(shape("mha"), 2).up.weight)
+
+
+def test_decay_is_for_linear_weights_only():
+    names = build(shape("iha"), 0).no_decay_names()
+    assert {"values", "positions", "attention.alpha_q", "attention.collapse", "head.bias", "norm1.weight"} <= names
+    assert not names & {"attention.qkv.weight", "up.weight", "head.weight"}
+
+
+@pytest.mark.parametrize("name", ["mha", "iha", "iha_q1", "simplicial"])
+def test_flops_are_what_torch_counts(name):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = SyntheticConfig(hidden_dim=16, n_heads=2)
+    model, n = build(shape(name, config=config), 0), 36
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model(torch.randint(2, (1, n)), places(shape(name, config=config), 6))
+    assert counter.get_total_flops() == forward_flops(shape(name, config=config), n)
+
+
+def test_the_widened_mha_costs_what_iha_costs():
+    for task in CONFIG.tasks:
+        wide, iha = shape("mha_wide", task.name), shape("iha", task.name)
+        assert wide.hidden_dim % 8 == 0
+        assert mean_flops(wide, task) == pytest.approx(mean_flops(iha, task), rel=0.03)
+
+
+def five(batch, heads, length, d, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(batch, heads, length, d, generator=generator, dtype=dtype).requires_grad_() for _ in range(5)]
+
+
+def test_simplicial_is_the_trilinear_definition():
+    q, k1, k2, v1, v2 = five(1, 2, 4, 3)
+    scores = torch.einsum("bhid,bhjd,bhkd->bhijk", q, k1, k2) / 3**0.5
+    weights = scores.flatten(-2).softmax(-1).view(scores.shape)
+    expected = torch.einsum("bhijk,bhjd,bhkd->bhid", weights, v1, v2)
+    torch.testing.assert_close(simplicial.plain(q, k1, k2, v1, v2, None), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_the_chunked_simplicial_form_is_exact(rows, monkeypatch):
+    monkeypatch.setattr(simplicial, "CHUNK_SCORES", rows * 2 * 2 * 49)
+    inputs = five(2, 2, 7, 4)
+    valid = torch.ones(2, 7, dtype=torch.bool)
+    valid[0, 5:] = False
+    for mask in (None, valid):
+        outs = [f(*inputs, mask) for f in (simplicial.plain, simplicial.Chunked.apply)]
+        torch.testing.assert_close(outs[1], outs[0], rtol=1e-12, atol=1e-12)
+        weight = torch.randn(outs[0].shape, dtype=torch.float64)
+        grads = [torch.autograd.grad((out * weight).sum(), inputs) for out in outs]
+        for ours, theirs in zip(grads[1], grads[0], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("length", [1, 5, 17, 36])
+def test_the_cpp_kernel_is_exact(length):
+    if fused.library() is None:
+        pytest.skip("no C++ compiler")
+    single = [(1.5 * x.detach()).float().requires_grad_() for x in five(2, 3, length, 16)]
+    double = [x.detach().double().requires_grad_() for x in single]
+    assert fused.usable(single[0], None) and not fused.usable(double[0], None)
+    outs = simplicial.simplicial_attention(*single, None), simplicial.plain(*double, None)
+    torch.testing.assert_close(outs[0].double(), outs[1], rtol=1e-4, atol=1e-5)
+    weight = torch.randn(outs[1].shape)
+    grads = [torch.autograd.grad((out * weight).sum(), x) for out, x in zip(outs, (single, double), strict=True)]
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-5 * (1 + float(theirs.abs().max())))
+
+
+def test_the_cpp_kernel_keeps_far_scores_at_zero_weight():
+    if fused.library() is None:
+        pytest.skip("no C++ compiler")
+    inputs = [(40 * x.detach()).float() for x in five(1, 1, 20, 16)]
+    out = simplicial.simplicial_attention(*inputs, None)
+    torch.testing.assert_close(out, simplicial.plain(*inputs, None), rtol=1e-4, atol=1e-2)
+
+
+def test_without_a_compiler_the_kernel_is_not_used(monkeypatch, tmp_path, caplog):
+    caplog.set_level("INFO", "iha")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    native.library.cache_clear()
+    inputs = [x.detach().float() for x in five(1, 2, 6, 16)]
+    try:
+        assert not fused.usable(inputs[0], None)
+        out = simplicial.simplicial_attention(*inputs, None)
+    finally:
+        native.library.cache_clear()
+    torch.testing.assert_close(out, simplicial.plain(*inputs, None))
+    assert "kernel simplicial is done without" in caplog.text
+
+
+def test_a_model_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="matches is 'nobody'; allowed: a model that matches none itself, mha"):
+        SyntheticConfig(
+            models=(
+                RelationModel(name="mha", attention="mha"),
+                RelationModel(name="x", attention="mha", matches="nobody"),
+            )
+        )

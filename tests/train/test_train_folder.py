@@ -1,0 +1,183 @@
+"""A run directory: who may write there, what it began with, and the whole folder that it leaves."""
+
+import fcntl
+import json
+import os
+
+import pytest
+import torch
+from attention_lab import model as lm
+from safetensors.torch import load_file
+from trainlab import make_loop, plain_store, recipe, run_loop, train_slice
+
+from iha.artifacts.context import Context
+from iha.artifacts.manifest import FileEntry, Manifest
+from iha.errors import CheckpointError, UserError
+from iha.model.files import read_header
+from iha.train.distributed import World
+from iha.train.export import describe, export
+from iha.train.identity import OTHER_CODE, claim, content
+from iha.train.lease import lease
+from iha.train.run import Run
+
+BEGUN = {"slice": {"recipe": {"lr": 1e-3}}, "inputs": {"store": "aa"}}
+
+
+def manifest(stage="tokenise", code="c", **files):
+    entries = {name: FileEntry(path=path, sha256=digest, bytes=1) for name, (path, digest) in files.items()}
+    return Manifest(stage=stage, slice={}, code=code, files=entries, facts={"x": len(entries)})
+
+
+def test_content_is_what_the_files_hold_whoever_made_them_and_in_which_order():
+    one = manifest(a=("s/a", "11"), b=("s/b", "22"))
+    other = manifest("extend", "other", z=("s/b", "22"), y=("s/a", "11"))
+    assert content(one) == content(other)
+    for changed in (manifest(a=("s/a", "11")), manifest(a=("s/a", "11"), b=("s/b", "23")),
+                    manifest(a=("s/b", "11"), b=("s/a", "22")), manifest()):  # fmt: skip
+        assert content(changed) != content(one)
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3", '"run"', "{}", '{"codes": ["c1"], "attempts": 1}', "\x00" * 40])
+def test_a_record_that_says_nothing_is_refused_and_nothing_is_moved(tmp_path, text):
+    folder = tmp_path / "run"
+    claim_in(folder)
+    (folder / "run.json").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"run.json: cannot be read .*Remove {folder} to train from step 0"):
+        claim(folder, BEGUN, "c1")
+    assert (folder / "run.json").read_text() == text and (folder / "checkpoints").exists()
+    assert not folder.with_name("run.1").exists()
+
+
+def claim_in(folder, begun=BEGUN, code="c1"):
+    """Begin a run that has saved."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = claim(folder, begun, code)
+    (folder / "checkpoints" / "step_00000001").mkdir(parents=True)
+    return record
+
+
+@pytest.mark.parametrize("value", ["0", "", "true"])
+def test_only_a_one_says_yes_to_other_code(tmp_path, value, monkeypatch):
+    claim_in(tmp_path)
+    before = (tmp_path / "run.json").read_bytes()
+    monkeypatch.setenv(OTHER_CODE, value)
+    with pytest.raises(CheckpointError, match=rf"code: c1 -> c2.*or set {OTHER_CODE}=1 to go on with the new code"):
+        claim(tmp_path, BEGUN, "c2")
+    assert (tmp_path / "run.json").read_bytes() == before, "a refused start is no attempt"
+
+
+def test_code_that_was_accepted_once_may_come_back(tmp_path, monkeypatch):
+    claim_in(tmp_path)
+    monkeypatch.setenv(OTHER_CODE, "1")
+    claim(tmp_path, BEGUN, "c2")
+    monkeypatch.delenv(OTHER_CODE)
+    assert claim(tmp_path, BEGUN, "c1")["codes"] == ["c1", "c2"]
+    with pytest.raises(CheckpointError, match="code: c2 -> c3"):
+        claim(tmp_path, BEGUN, "c3")
+
+
+def test_a_setting_that_is_new_or_gone_is_a_difference_and_all_of_them_are_named(tmp_path):
+    claim_in(tmp_path)
+    with pytest.raises(CheckpointError) as raised:
+        claim(tmp_path, {"slice": {"recipe": {"lr": 1e-3, "eps": 1e-8}}, "inputs": {}}, "c1")
+    assert "(inputs.store: aa -> None; slice.recipe.eps: None -> 1e-08)" in str(raised.value)
+    assert "or restore the old setting" in str(raised.value) and OTHER_CODE not in str(raised.value)
+
+
+def test_what_was_there_before_is_moved_to_the_first_free_name_but_not_the_lease(tmp_path):
+    folder = tmp_path / "pretrain"
+    folder.with_name("pretrain.1").mkdir()
+    with lease(folder):
+        for number in (2, 3):
+            (folder / "final").mkdir()
+            (folder / "metrics.jsonl").write_text(str(number))
+            (folder / "run.json").unlink(missing_ok=True)
+            assert claim(folder, BEGUN, "c1")["attempts"] == 1
+            assert {p.name for p in folder.iterdir()} == {"lease", "run.json"}
+            assert folder.with_name(f"pretrain.{number}").joinpath("metrics.jsonl").read_text() == str(number)
+
+
+def test_a_lease_is_signed_and_one_that_is_not_signed_yet_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "41_2")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    folder = tmp_path / "runs" / "ö"
+    with lease(folder):
+        signed = json.loads((folder / "lease").read_text())
+    assert (signed["pid"], signed["job"], signed["restarts"]) == (os.getpid(), "41_2", 3)
+    (folder / "lease").write_text("{")
+    with (folder / "lease").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        said = r"held by a process that has not signed yet.*stop it, then start again"
+        with pytest.raises(UserError, match=said), lease(folder, wait=0):
+            raise AssertionError
+    with lease(folder, wait=0):
+        assert json.loads((folder / "lease").read_text())["pid"] == os.getpid()
+
+
+def test_an_error_inside_gives_the_lease_back(tmp_path):
+    with pytest.raises(KeyError), lease(tmp_path, wait=0):
+        raise KeyError
+    with lease(tmp_path, wait=0):
+        pass
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run as its stage sees it, and a loop of the same length that has ended."""
+    part, state = train_slice("global", recipe=recipe(steps=2)), tmp_path / "state"
+    store = plain_store(state)
+    store = store.model_copy(update={"facts": {**store.facts, "tokenizer_sha256": "70c"}})
+    context = Context(tmp_path / "out.json", state, {"store": store}, "", "x", 1, "cpu", "c1")
+    found = Run(part, context, World(0, 1, torch.device("cpu")))
+    loop = make_loop(found.folder / "checkpoints", part.recipe)
+    run_loop(loop)
+    return found, loop
+
+
+def test_a_run_lies_under_its_variant_seed_and_stage(run):
+    found, _ = run
+    assert found.folder == found.context.state / "runs" / "global" / "seed1" / "pretrain"
+    assert found.label == "pretrain global seed 1"
+    begun = found.begun_with()
+    assert set(begun["inputs"]) == {"store"} and json.loads(json.dumps(begun)) == begun
+
+
+def test_the_export_is_one_whole_folder_and_the_same_bytes_every_time(run, monkeypatch):
+    found, loop = run
+    net = lm("global", dtype=torch.float32)
+    final = found.folder / "final"
+    contents = []
+    for leftover in ("final.tmp", "final.old"):
+        (found.folder / leftover / "deep").mkdir(parents=True)
+        export(found, net)
+        contents.append({p.name: p.read_bytes() for p in final.iterdir()})
+        assert {p.name for p in found.folder.iterdir()} == {"checkpoints", "final"}
+    assert contents[0] == contents[1] and set(contents[0]) == {"model.safetensors", "model.json"}
+    origin = {"stage": "pretrain", "variant": "global", "seed": 1, "tokenizer": "70c"}
+    assert read_header(final)["extra"] == origin
+    made = describe(found, loop, {"codes": ["c1", "c2"]}, "id")
+    assert (made.run_id, made.facts["codes"], made.facts["steps"]) == ("id", ["c1", "c2"], 2)
+    assert made.facts["weights_sha256"] == made.files["weights"].sha256 != made.files["model"].sha256
+    assert made.facts["final_loss"] == pytest.approx(sum(loop.guard.losses) / 2)
+
+
+def test_an_export_that_fails_leaves_the_last_one_whole(run, monkeypatch):
+    found, _ = run
+    export(found, lm("global", dtype=torch.float32))
+    before = {p.name: p.read_bytes() for p in (found.folder / "final").iterdir()}
+    broken = lm("global", dtype=torch.float32, seed=2)
+    broken.pretrain_len = object()  # the header cannot be written
+    with pytest.raises(TypeError):
+        export(found, broken)
+    assert {p.name: p.read_bytes() for p in (found.folder / "final").iterdir()} == before
+    export(found, lm("global", dtype=torch.float32, seed=2))
+    assert load_file(found.folder / "final" / "model.safetensors")
+    assert {p.name for p in found.folder.iterdir()} == {"checkpoints", "final"}
+
+
+def test_other_ranks_export_and_describe_nothing(run):
+    found, loop = run
+    second = Run(found.part, found.context, World(1, 1, torch.device("cpu")))
+    export(second, lm("global", dtype=torch.float32))
+    made = describe(second, loop, {"codes": []}, None)
+    assert not (second.folder / "final").exists() and (made.files, made.facts) == ({}, {})
