@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from faults import harness
+from faults.harness import Child
 from safetensors.torch import load_file
 
 from iha.artifacts.manifest import Manifest, file_entry, read_manifest, write_manifest
 from iha.config.schema import EngineConfig, ModelConfig, Recipe, Variant
 from iha.data.loader import Batch
 from iha.planning.slices import TrainSlice
-from iha.rehearsal import lab as rehearsal
-from iha.rehearsal.process import Child
 from iha.tracking import read_metrics
 from iha.train.distributed import World
 from iha.train.engine import Objective
@@ -78,7 +78,7 @@ def packed_store(state: Path, rows: int = 40, seq_len: int = 64) -> Manifest:
     return Manifest(stage="tokenise", slice={}, code="x", files=files, facts=facts)
 
 
-class Lab(rehearsal.Lab):
+class Lab(harness.Lab):
     """One state directory and the training stages in it, each with what is given as its inputs."""
 
     def __init__(self, root: Path) -> None:
@@ -91,18 +91,18 @@ class Lab(rehearsal.Lab):
         self.inputs[name] = self.manifest(name)
         write_manifest(self.inputs[name], manifest)
 
-    def job(self, part: TrainSlice) -> rehearsal.Job:
+    def job(self, part: TrainSlice) -> harness.Job:
         """The job of a slice."""
         name, folder = part.variant.name, f"runs/{part.variant.name}/seed{part.seed}/{part.stage}"
-        return rehearsal.Job(f"{name}-{part.stage}", part.stage, part, {n: n for n in self.inputs}, folder)
+        return harness.Job(f"{name}-{part.stage}", part.stage, part, {n: n for n in self.inputs}, folder)
 
     def folder(self, part: TrainSlice) -> Path:
         """Run directory of a slice."""
         return super().folder(self.job(part))
 
-    def output(self, part: TrainSlice | rehearsal.Job) -> Path:
+    def output(self, part: TrainSlice | harness.Job) -> Path:
         """Manifest of a slice."""
-        return super().output(part if isinstance(part, rehearsal.Job) else self.job(part))
+        return super().output(part if isinstance(part, harness.Job) else self.job(part))
 
     def start(self, part: TrainSlice, code: str = "c1", prepare: Any = None, **env: str) -> Child:
         """Start a stage in a process of its own."""

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from dag import checkout, edit_config, snakemake
-from killing import disturb, settled, start
+from faults.killing import disturb, settled, start
 
 from iha.artifacts.manifest import read_manifest
 

@@ -1,8 +1,8 @@
 """The micro DAG disturbed at random moments, then the same command until it ends as if nothing had been.
 
-`python tests/killing.py --kills 10 --seed 1 --folder /tmp/killing` runs it once undisturbed and once disturbed: SIGKILL of
+`python tests/faults/killing.py --kills 10 --seed 1 --folder /tmp/killing` runs it once undisturbed and once disturbed: SIGKILL of
 the whole process group, of snakemake alone or of one job, SIGTERM and SIGINT (Ctrl-C) to snakemake. About a quarter of
-an hour on two cores; `tests/test_workflow_resume.py` does a little of it.
+an hour on two cores; `tests/workflow/test_workflow_resume.py` runs a short version.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from dag import BIN, ROOT, checkout
 
 HOW = ("group", "controller", "job", "SIGTERM", "SIGINT")

@@ -1,4 +1,4 @@
-"""The small experiment of the rehearsal: one variant from text to report, and one run of relation composition."""
+"""The small experiment that the faults disturb: one variant from text to report, and one run of relation composition."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from faults.harness import Job, Lab, main_of
+
 from iha.config.load import parse_config
 from iha.config.schema import Config
 from iha.planning import dag
 from iha.planning.slices import SPLITS, TrainStage
-from iha.rehearsal.lab import Job, Lab
-from iha.rehearsal.process import main_of
 from iha.studies.relations import shapes
 from iha.studies.relations.folders import run_name
 
