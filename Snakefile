@@ -11,7 +11,6 @@ include: "workflow/rules/train.smk"
 include: "workflow/rules/evals.smk"
 include: "workflow/rules/synthetic.smk"
 include: "workflow/rules/theory.smk"
-include: "workflow/rules/faults.smk"
 include: "workflow/rules/report.smk"
 
 

@@ -18,7 +18,6 @@ from iha.errors import UserError
 from iha.hub.command import add_export
 from iha.planning.dag import ledger_slice
 from iha.planning.flops import ledger
-from iha.rehearsal.command import add_rehearse
 from iha.report.commands import add_diff, add_trace
 from iha.studies.theory.command import add_theory
 
@@ -34,7 +33,6 @@ examples:
   iha trace table1:iha:gsm8k_maj16            from a cell to its run, manifests, data, config and commit
   iha diff iha/seed1/sft global/seed1/sft     two runs side by side
   iha theory                                  the paper's theorems, tried on the layers that are trained here
-  iha rehearse                                kill, starve and lie to small runs here: does the same command end them?
 """
 
 
@@ -60,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--version", action="version", version=f"iha {__version__}")
     commands = p.add_subparsers(title="commands", metavar="COMMAND", required=True)
     own = (_add_config, _add_flops, _add_plan, _add_doctor)
-    for add in (*own, add_export, add_trace, add_diff, add_theory, add_rehearse):
+    for add in (*own, add_export, add_trace, add_diff, add_theory):
         add(commands)
     return p
 

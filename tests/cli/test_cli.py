@@ -68,7 +68,7 @@ def test_a_wrong_file_is_one_line_and_status_2(tmp_path, capsys, command):
     assert printed.err == f"iha: {path}: pretrain.lr is '3e-4x'; allowed: a number, such as 3e-4\n"
 
 
-@pytest.mark.parametrize("args", [[], ["config"], ["flops"], ["trace"], ["diff"], ["theory"], ["rehearse"]])
+@pytest.mark.parametrize("args", [[], ["config"], ["flops"], ["trace"], ["diff"], ["theory"]])
 def test_help_has_an_example(capsys, args):
     with pytest.raises(SystemExit) as caught:
         main([*args, "--help"])

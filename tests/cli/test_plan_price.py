@@ -166,9 +166,3 @@ def test_suites_are_priced_by_their_items_their_limit_and_the_answers_of_their_m
     assert suites(evals__max_new_tokens=8)["sft"].data_bytes == 4 * 8 * 16 * items
     assert whole["base"].after == ("pretrain-global-seed1", "tokenizer", "items")
     assert whole["sft"].after[0] == "sft-global-seed1"
-
-
-def test_the_rehearsal_is_a_job_only_if_it_is_asked_for():
-    names = [{job.name for job in jobs(tiny(rehearse=asked).config)} for asked in (True, False)]
-    assert names[0] - names[1] == {"faults"}
-    assert "faults" in next(job for job in jobs(tiny().config) if job.name == "report").after

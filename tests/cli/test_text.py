@@ -1,4 +1,4 @@
-"""Numbers for people: units, columns, progress of long work; and the points at which faults are rehearsed."""
+"""Numbers for people: units, columns, progress of long work; and fault points."""
 
 import io
 import logging
@@ -168,9 +168,7 @@ def test_a_wait_ends_when_its_gate_is_made(armed, tmp_path):
 
 
 def test_the_environment_kills_a_process_at_a_point_as_a_node_failure_would():
-    code = (
-        "from iha import faults; faults.point('a'); faults.point('a'); print('passed', flush=True); faults.point('b')"
-    )
+    code = "from iha.artifacts import faults; faults.point('a'); faults.point('a'); print('passed', flush=True); faults.point('b')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "IHA_FAULT": "a@3:kill,b:kill"},

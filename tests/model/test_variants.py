@@ -153,4 +153,4 @@ def test_the_built_in_kinds_are_found_by_name():
     with pytest.raises(KeyError):
         spec_class("mha")
     with pytest.raises(KeyError):
-        spec_class("iha.config:Config")
+        spec_class("iha.config.schema:Config")

@@ -7,10 +7,10 @@ import shutil
 import subprocess
 
 import pytest
-from reports import manifest, whole
+from reports import whole
 from test_report_stage import run_stage
 
-from iha.report.latex import TALL, latex, tex_escape
+from iha.report.latex import latex, tex_escape
 from iha.report.records import Grid, Text
 
 DOCUMENT = r"""\documentclass{article}
@@ -28,16 +28,12 @@ def tables(tmp_path_factory):
     folder = tmp_path_factory.mktemp("latex")
     world = whole(folder / "state", seeds=(1, 2))
     world.ledger({"iha": 0.01})
-    odd = "50 % of x_1 & {y} ~ #3 \\ ^ é … ≥ α 漢 < $ > and so on, long enough to be set in lines"
-    outcomes = [{"name": f"f{i}", "title": odd, "held": True, "seen": odd} for i in range(TALL + 40)]
-    world.inputs["faults"] = manifest("faults", {"outcomes": outcomes})
     out = run_stage(world, folder)
     return {path.stem: path.read_text() for path in sorted(out.parent.glob("*.tex"))}
 
 
 def test_every_table_of_the_page_is_there(tables):
-    assert set(tables) == {"table1", "table2", "ruler", "flops", "claims", "training", "faults"}
-    assert r"\begin{longtable}" in tables["faults"]
+    assert set(tables) == {"table1", "table2", "ruler", "flops", "claims", "training"}
     assert r"\begin{longtable}" not in tables["table1"]
 
 

@@ -9,14 +9,13 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reports import World, manifest, row, whole
+from reports import World, row, whole
 
 from iha.config.relations import RelationModel, SyntheticConfig
 from iha.report import relation_claims, relations, separation
 from iha.report.answers import SHOWN, WHOLE, Place, _card, _text, chosen
 from iha.report.curves import cost_curves
 from iha.report.depth import depth_section, depths
-from iha.report.faults import faults_section
 from iha.report.figures import CURVE_POINTS, legend_below, pyplot, save, smooth
 from iha.report.positions import measured
 from iha.report.relation_figures import band
@@ -148,28 +147,6 @@ def test_needles_at_every_length_and_depth_are_kept_apart(tmp_path):
     assert part.cells["depth"]["global"]["512.3"] == pytest.approx(100 * 3 / 14)
     assert {p.name for p in part.written} == {"depth.png", "depth.pdf"}
     assert measured(world.results, "nobody") == []
-
-
-@pytest.mark.parametrize(
-    ("held", "said"),
-    [
-        ([True, True], ""),
-        ([True, False, None], "Of 2 faults rehearsed on this machine, 1 did not hold."),
-        ([None], ""),
-    ],
-)
-def test_a_fault_that_was_not_rehearsed_did_not_fail(tmp_path, held, said):
-    outcomes = [{"name": f"f{i}", "title": "t", "held": h, "seen": "one\ntwo"} for i, h in enumerate(held)]
-    world = World(tmp_path, inputs={"faults": manifest("faults", {"outcomes": outcomes})})
-    found = Findings(world.results, (), None, tmp_path, "")
-    section = faults_section(found)
-    assert section.summary == said
-    text = (tmp_path / "faults.md").read_text()
-    assert text.startswith(
-        f"**Rehearsed faults: {sum(h is True for h in held)} of {sum(h is not None for h in held)} held.**"
-    )
-    assert ("**NO**" in text) is (False in held) and ("not rehearsed" in text) is (None in held)
-    assert "| one |" in text and found.cells["faults"]["f0"] == {"held": held[0], "seen": "one\ntwo"}
 
 
 POINTS = {

@@ -44,8 +44,6 @@ def whole_report(tmp_path_factory):
         world.inputs["data:sft"] = manifest("tokenise", text, {"data": {"sources": []}})
         search = {"hits": [{"item": "gsm8k/1"}], "checked": 16, "too_short": 2, "n_words": 13}
         world.inputs["contamination:sft"] = manifest("contamination", search)
-        outcome = {"name": "kill", "title": "A killed training", "held": True, "seen": "it went on"}
-        world.inputs["faults"] = manifest("faults", {"outcomes": [outcome]})
         world.inputs["theory"] = manifest(
             "theory",
             {"statements": [STATEMENT], "tally": TALLY, "kinds": {"theorem": 1}, "rule": "Holds.", "theorems": []},
@@ -253,7 +251,7 @@ def test_every_number_of_the_pages_tables_has_a_name_and_leads_to_what_it_was_ma
     assert unnamed == {"0.001"}, "only a learning rate, which was chosen, not measured"
     names = {tuple(name.split(":")): shown for shown, name in page.cells if name}
     assert {table for table, _, _ in names} == {
-        "table1", "table2", "ruler", "claims", "flops", "training", "plan", "theory", "faults", "relations_binary",
+        "table1", "table2", "ruler", "claims", "flops", "training", "plan", "theory", "relations_binary",
         "relations_claims", "relations_compared",
     }  # fmt: skip
     experiment = Experiment.of(None)
@@ -283,7 +281,6 @@ def test_every_number_of_the_pages_tables_has_a_name_and_leads_to_what_it_was_ma
         ("contamination:sft:met", ["contamination/sft.json"], 1),
         ("items:mbpp:n", ["data/items.json"], 4),
         ("theory:superset:verdict", ["theory.json"], "holds"),
-        ("faults:kill:held", ["faults.json"], True),
         ("plan:pretrain:cpu_hours", ["config.json"], None),
         ("relations_binary:majority:accuracy", ["synthetic/binary/data.json"], 60.0),
         ("relations_binary:iha-lr0.001:m4", ["synthetic/binary/iha-lr0.001-seed0.json"], 80.0),

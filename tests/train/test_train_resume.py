@@ -70,7 +70,7 @@ def test_snk_01_second_start_continues_where_the_first_was_killed(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
 def test_dst_02_a_signal_saves_and_exits_resumable_and_nothing_claims_completion(tmp_path, straight, number):
-    """SIGTERM and SIGUSR2 are rehearsed (iha.rehearsal)."""
+    """SIGTERM and SIGUSR2 are tried in tests/faults."""
     lab = Lab(tmp_path)
     child, gate = held_after_step_3(lab)
     os.kill(child.pid, number)

@@ -80,7 +80,7 @@ BAD = {
     second("{}"): "variants.mine.attention.kind is None; allowed: diff, global",
     second("{kind: 'nowhere.x:Y'}"): "variants.mine.attention.kind is 'nowhere.x:Y', which cannot be imported (No module named 'nowhere'); allowed: diff, global, global_local, iha, talking_heads, or package.module:Class (a file beside the Snakefile is found after export PYTHONPATH=.)",
     second("{kind: 'iha.config:None_'}"): "variants.mine.attention.kind is 'iha.config:None_', which cannot be imported (module 'iha.config' has no",
-    second("{kind: 'iha.config:Config'}"): "variants.mine.attention.kind is 'iha.config:Config'; allowed: diff,",
+    second("{kind: 'iha.config.schema:Config'}"): "variants.mine.attention.kind is 'iha.config.schema:Config'; allowed: diff,",
     second("{kind: '..x:Y'}"): "variants.mine.attention.kind is '..x:Y', which cannot be imported (",
     second("{kind: ':'}"): "variants.mine.attention.kind is ':', which cannot be imported (Empty module name)",
     second("{kind: 'iha.variants.base:AttentionSpec'}"): "variants.mine.attention.kind is 'iha.variants.base:AttentionSpec', which does not define price",
@@ -218,7 +218,7 @@ RECIPE_SAME = (
     "max_skipped",
 )  # fmt: skip
 SAME = {
-    "variants", "seeds", "match", "reference", "goal", "rehearse",
+    "variants", "seeds", "match", "reference", "goal",
     "model.rope_theta", "model.norm_eps", "model.init_std", "model.tie_embeddings",
     *(f"{stage}.{field}" for stage in ("pretrain", "extend", "sft") for field in RECIPE_SAME),
     "evals.shots", "evals.samples", "evals.base_samples", "evals.temperature", "evals.kv_cache",

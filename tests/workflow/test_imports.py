@@ -15,7 +15,6 @@ LAYERS = (
     {"cli"},
     {"doctor", "preflight"},
     {"stages"},
-    {"rehearsal"},
     {"report"},
     {"plan"},
     {"synthetic", "separation"},

@@ -59,7 +59,6 @@ def slices(config: Config) -> dict[str, str]:
         "report": dag.report_slice(config),
         "tracking": dag.tracking_slice(config),
         "theory": dag.theory_slice(),
-        "faults": dag.faults_slice(),
         "separation": dag.separation_slice(config),
         **{f"tokenise.{split}": dag.tokenise_slice(config, split) for split in SPLITS},
         **{f"ruler.{length}": dag.ruler_slice(config, length) for length in dag.ruler_lengths(config)},

@@ -24,8 +24,7 @@ from iha.config.schema import Config
 from iha.errors import ConfigError, DataError, UserError
 from iha.planning import dag, preflight
 from iha.planning.slices import ContaminationSlice, RulerSlice, TrackingSlice
-from iha.rehearsal.run import Outcome
-from iha.stages import common, contamination, evaluate, faults, tracking
+from iha.stages import common, contamination, evaluate, tracking
 from iha.stages.common import Made
 
 SLICE = '{"length":128,"tasks":["vt"],"samples":2}'
@@ -221,25 +220,12 @@ def test_a_store_that_mlflow_no_longer_keeps_stops_the_stage_before_it_is_made(t
     assert not list(tmp_path.iterdir())
 
 
-def test_every_outcome_of_the_rehearsal_is_a_fact_those_that_did_not_hold_too(tmp_path, monkeypatch):
-    seen = [Outcome("a", "kill", True, "went on"), Outcome("b", "NaN", False, "Unmet"), Outcome("c", "disk", None, "x")]
-    where = []
-    monkeypatch.setattr(faults, "rehearse", lambda folder: where.append(folder) or seen)
-    found = faults.body(dag.faults_slice(), context(tmp_path)).facts["outcomes"]
-    assert [(row["name"], row["held"]) for row in found] == [("a", True), ("b", False), ("c", None)]
-    assert where == [tmp_path / "rehearsal"], "the file system of the experiment"
-
-
 def test_every_stage_has_a_module_a_rule_and_its_name():
     modules = {path.stem for path in (ROOT / "src" / "iha" / "stages").glob("*.py")} - {"__init__", "common"}
     assert modules == set(dag.STAGES) and len(dag.STAGES) == len(modules)
     rules = "".join(path.read_text() for path in (ROOT / "workflow" / "rules").glob("*.smk"))
     for name in dag.STAGES:
         assert f"\nrule {name}:\n" in rules and f'command("{name}")' in rules, name
-    assert set(dag.REHEARSED) <= set(dag.STAGES)
-    assert faults.__name__ in dag.fault_modules() and {f"iha.stages.{s}" for s in dag.REHEARSED} <= set(
-        dag.fault_modules()
-    )
 
 
 def test_a_module_is_named_once_however_many_variants_are_of_its_kind():

@@ -26,7 +26,6 @@ REPORT_INPUTS = {
         for suite in CFG.evals.suites
     },
     **RELATION_INPUTS,
-    **({"faults": f"{OUT}/faults.json"} if CFG.rehearse else {}),
 }
 
 

@@ -311,7 +311,6 @@ class Config(Frozen):
     extend: ExtendRecipe = Field(default_factory=ExtendRecipe)
     sft: SftRecipe = Field(default_factory=SftRecipe)
     engine: EngineConfig = Field(default_factory=EngineConfig)
-    rehearse: bool = Field(True, description="try faults on this machine with small runs; a section of the report")
     evals: EvalConfig = Field(default_factory=EvalConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
     synthetic: SyntheticConfig | None = Field(None, description="relation composition; null: none of it")

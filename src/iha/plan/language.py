@@ -14,8 +14,6 @@ from iha.planning.slices import MODEL_STAGES, SPLITS, LedgerSlice, TrainStage
 
 #: Items of the benchmarks as published; `evals.limit` may cut them.
 ITEMS = {"gsm8k": 1319, "math500": 500, "mbpp": 500, "humaneval": 164}
-#: Seconds of the rehearsal of faults on one core, as measured.
-REHEARSAL_SECONDS = 50
 #: Bytes that a training's journal gains per step, as measured.
 JOURNAL_BYTES = 300
 #: Bytes of a kept answer per token of it, compressed.
@@ -38,8 +36,6 @@ def _prepare(config: Config) -> Iterator[Job]:
     width = itemsize(config.tokenizer.vocab_size)
     for rule in ("tracking", "flops", "items", "theory"):
         yield small(config, rule)
-    if config.rehearse:
-        yield replace(small(config, "faults"), seconds=config.plan.small_seconds + REHEARSAL_SECONDS)
     yield small(config, "tokenizer", tokens=config.tokenizer.train_bytes if config.tokenizer.kind == "bpe" else 0)
     for split in SPLITS:
         tokens = _split_tokens(config, split)

@@ -9,7 +9,6 @@ from iha.planning.slices import (
     Budget,
     ContaminationSlice,
     EvalSlice,
-    FaultsSlice,
     ItemsSlice,
     LedgerSlice,
     ReportSlice,
@@ -27,7 +26,7 @@ from iha.planning.slices import (
 VARIANT_STAGES = (*SPLITS, "evaluate")
 STAGES = (
     "tracking", "flops", "tokenizer", "tokenise", "items", "contamination", "ruler", *VARIANT_STAGES,
-    "synthetic_data", "synthetic_train", "synthetic_report", "theory", "separation", "faults",
+    "synthetic_data", "synthetic_train", "synthetic_report", "theory", "separation",
     "report",
 )  # fmt: skip
 #: Stages that the rehearsal of faults kills while they write their manifest.
@@ -136,11 +135,6 @@ def tracking_slice(config: Config) -> TrackingSlice:
     return TrackingSlice(experiment=config.experiment)
 
 
-def faults_slice() -> FaultsSlice:
-    """Slice of the rehearsal of faults."""
-    return FaultsSlice()
-
-
 def theory_slice() -> TheorySlice:
     """Slice of the theorems."""
     return TheorySlice()
@@ -173,12 +167,6 @@ def entry_modules(stage: str, variants: tuple[Variant, ...] = (), torch: bool = 
     if torch:
         named |= {spec.module.partition(":")[0] for spec in specs}
     return (f"iha.stages.{stage}", *sorted(named))
-
-
-def fault_modules() -> tuple[str, ...]:
-    """Modules of the rehearsal, which names the stages it starts and does not import them."""
-    stages = ("faults", *REHEARSED)
-    return (*(module for stage in stages for module in entry_modules(stage)), "iha.model.attention.iha")
 
 
 def dump(part: Frozen) -> str:

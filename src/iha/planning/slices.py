@@ -121,10 +121,6 @@ class TrackingSlice(Frozen):
     experiment: str
 
 
-class FaultsSlice(Frozen):
-    """The rehearsal of faults depends on nothing but the code."""
-
-
 class TheorySlice(Frozen):
     """The theorems depend on nothing but the code."""
 

@@ -17,12 +17,12 @@ from iha.report.experiment import Experiment, manifest_path
 #: What the inputs of each kind are.
 WORDS = {
     "eval": "evaluation", "train": "training", "data": "text", "items": "items", "ruler": "items",
-    "tokenizer": "tokenizer", "flops": "ledger", "contamination": "search", "theory": "theory", "faults": "rehearsal",
+    "tokenizer": "tokenizer", "flops": "ledger", "contamination": "search", "theory": "theory",
     "synthetic_run": "training", "synthetic_data": "examples",
 }  # fmt: skip
 #: The order in which they are told: from the number to the data.
 ORDER = (
-    "eval", "train", "synthetic_run", "theory", "faults", "flops", "contamination", "data", "synthetic_data", "items",
+    "eval", "train", "synthetic_run", "theory", "flops", "contamination", "data", "synthetic_data", "items",
     "ruler", "tokenizer",
 )  # fmt: skip
 #: Facts that name a thing or count it.

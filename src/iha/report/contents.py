@@ -8,7 +8,6 @@ from iha.report.cost import cost_section
 from iha.report.curves import loss_against_cost
 from iha.report.depth import depth_section
 from iha.report.export import cells_csv, rate_cells
-from iha.report.faults import faults_section
 from iha.report.ledger import flops_grid
 from iha.report.page import image, tables
 from iha.report.positions import positions_section
@@ -101,7 +100,6 @@ SECTIONS: tuple[Build, ...] = (
     cost_section,
     training,
     theory_section,
-    faults_section,
     provenance_section,
 )
 

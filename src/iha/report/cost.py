@@ -23,7 +23,7 @@ from iha.report.tables import caption
 CONFIG = "config.json"
 HEADER = ("job", "number", "GPU time", "CPU time", "longest job", "memory per rank", "energy, kWh")
 NAMES = {
-    "flops": "FLOP ledger", "items": "evaluation items", "theory": "theorems", "faults": "rehearsal of faults",
+    "flops": "FLOP ledger", "items": "evaluation items", "theory": "theorems",
     "tokenise": "tokenising", "contamination": "search for items", "ruler": "RULER items", "pretrain": "pretraining",
     "extend": "extension", "sft": "fine-tuning", "evaluate": "evaluation", "synthetic_data": "relation examples",
     "synthetic_train": "relation training",

@@ -23,7 +23,7 @@ DEFAULT_CONFIG = Path("configs/smoke.yaml")
 def manifest_path(name: str) -> str:
     """Where the report's input `name` lies below results/{experiment}.
 
-    Names: flops, items, tokenizer, theory, faults, data:SPLIT, contamination:SPLIT, ruler:LENGTH,
+    Names: flops, items, tokenizer, theory, data:SPLIT, contamination:SPLIT, ruler:LENGTH,
     train:VARIANT:SEED:STAGE, eval:VARIANT:SEED:SUITE:MODEL, synthetic_data:TASK, synthetic_run:TASK/RUN.
 
     Raises:
@@ -35,7 +35,6 @@ def manifest_path(name: str) -> str:
         "items": "data/items.json",
         "tokenizer": "data/tokenizer.json",
         "theory": "theory.json",
-        "faults": "faults.json",
         "data": "data/{}.json",
         "contamination": "contamination/{}.json",
         "ruler": "ruler/{}.json",

@@ -21,7 +21,7 @@ from iha.report.tables import PaperTableReport
 
 #: Names of files that a report may hold, of this version or an earlier one.
 OWN = re.compile(
-    r"(table[12]|figure\d+|claims|ruler|depth|positions|flops|plan|cost|training|reach|theory|faults|relations(_\w+)?|report)"
+    r"(table[12]|figure\d+|claims|ruler|depth|positions|flops|plan|cost|training|reach|theory|relations(_\w+)?|report)"
     r"\.(md|csv|tex|png|pdf|html)"
 )
 

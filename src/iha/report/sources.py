@@ -245,7 +245,6 @@ SOURCES: dict[str, Callable[[Cell], Source]] = {
     "positions": _positions,
     "plan": _plan,
     "theory": _input("theory"),
-    "faults": _input("faults"),
     "items": _input("items"),
     "contamination": _input("contamination", by_row=True),
     "relations": _relations,

@@ -16,7 +16,7 @@ from iha.report.sources import Cell, source
 EXAMPLE = "table1:iha:gsm8k_maj16"
 #: What the rows of a table are, where they are not variants.
 ROWS = {
-    "claims": "claim", "theory": "statement", "faults": "fault", "plan": "rule", "items": "task",
+    "claims": "claim", "theory": "statement", "plan": "rule", "items": "task",
     "contamination": "split", "separation": "TASK.LAYER.SIZE.HEADS",
 }  # fmt: skip
 
