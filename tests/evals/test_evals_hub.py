@@ -96,7 +96,7 @@ def test_an_exported_folder_is_whole_and_also_loads_here(exported):
     folder = exported["iha"]
     assert {path.name for path in folder.iterdir()} >= {
         "README.md", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-        "chat_template.jinja", "model.safetensors", "iha_hub_modeling.py", "iha_attention_iha.py",
+        "chat_template.jinja", "model.safetensors", "iha_hub_modeling.py", "iha_model_attention_iha.py",
     }  # fmt: skip
     ids = torch.tensor([[3, 4, 5]])
     assert torch.equal(load_model(folder)(ids), net("iha")(ids))

@@ -113,7 +113,7 @@ def test_a_folder_holds_every_module_that_its_modules_import():
                     assert set(wanted) <= set(files), name
                 elif isinstance(node, ast.ImportFrom):
                     assert not (node.module or "").startswith("iha."), name
-    assert flat_name("iha.model.attention.iha") == "iha_attention_iha"
+    assert flat_name("iha.model.attention.iha") == "iha_model_attention_iha"
 
 
 def test_the_nearest_tokenizer_is_taken_and_its_absence_named(tmp_path):

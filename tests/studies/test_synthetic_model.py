@@ -75,7 +75,7 @@ def test_iha_is_the_definition_of_spec_2_1(name):
 def test_iha_without_noise_starts_as_mha(name):
     torch.manual_seed(0)
     mha, iha = build(shape("mha"), 3), build(shape(name), 3)
-    layer = iha.model.attention
+    layer = iha.attention
     for alpha in (layer.alpha_q, layer.alpha_k, layer.alpha_v):
         alpha.data.round_()
     queries = layer.queries
@@ -86,7 +86,7 @@ def test_iha_without_noise_starts_as_mha(name):
 
 def test_p1_adds_no_functions():
     iha, h, d = randomised("iha_p1"), 2, 4
-    layer, x = iha.model.attention, torch.randn(2, 6, 8, dtype=torch.float64)
+    layer, x = iha.attention, torch.randn(2, 6, 8, dtype=torch.float64)
     wq, wk, wv = (
         torch.einsum("hm,mdi->hdi", a, w.view(h, d, 8)).reshape(8, 8)
         for a, w in zip((layer.alpha_q, layer.alpha_k, layer.alpha_v), layer.qkv.weight.chunk(3), strict=True)
@@ -127,7 +127,7 @@ def test_positions_count_the_sequence_or_the_cells_of_the_largest_relation():
 
 def test_models_of_one_seed_share_their_common_start():
     mha, iha = build(shape("mha"), 1), build(shape("iha"), 1)
-    assert torch.equal(mha.attention.qkv.weight, iha.model.attention.qkv.weight)
+    assert torch.equal(mha.attention.qkv.weight, iha.attention.qkv.weight)
     assert torch.equal(mha.up.weight, iha.up.weight)
     assert not torch.equal(mha.up.weight, build(shape("mha"), 2).up.weight)
 

@@ -207,7 +207,7 @@ class Odd(AttentionSpec):
     """A variant from outside with limits of its own."""
 
     kind: str
-    module = "test_config_edges:Odd"
+    module = f"{__name__}:Odd"
     gain: int = Field(4, multiple_of=4)
     label: str = Field("ab", min_length=2)
 
@@ -220,7 +220,7 @@ class Odd(AttentionSpec):
 )
 def test_limits_that_only_a_variant_from_outside_has_are_said(fields, words):
     """In pydantic's own words, where there are none of ours."""
-    attention = {"kind": "test_config_edges:Odd", **fields}
+    attention = {"kind": f"{__name__}:Odd", **fields}
     (line,) = problems({"variants": [{"name": "global", "attention": attention}]})
     assert line.startswith(f"variants.global.attention.{words}") and line.partition("allowed: ")[2]
 

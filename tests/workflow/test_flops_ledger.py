@@ -130,6 +130,6 @@ def test_windows_come_from_the_pretraining_length_in_every_stage():
     rows = ledger(part)["variants"]
     assert rows["iha"]["stage_mismatch"]["extend"] < rows["iha"]["stage_mismatch"]["pretrain"] < 0.01
     iha = PricedModel(part.model, part.variants[-1].attention, part.vocab_size, 8192)
-    assert iha.model.attention.kind == "iha"
-    windows = {iha.model.attention.window_at(iha.geometry, layer) for layer in range(26)}
+    assert iha.attention.kind == "iha"
+    windows = {iha.attention.window_at(iha.geometry, layer) for layer in range(26)}
     assert windows == {1024, None}
