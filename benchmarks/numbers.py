@@ -1,9 +1,9 @@
-"""Every number of a finished run that a refactoring must not change, as JSON; or the differences between two such files.
+"""Every number of a finished run that a refactoring must not change, as JSON; or what differs between two.
 
     python benchmarks/numbers.py results/smoke state/smoke > before.json
     python benchmarks/numbers.py --compare before.json after.json
 
-Reads manifests and state files as plain JSON and imports nothing of the project, so that it reads runs of older versions.
+Reads manifests and state files as plain JSON and imports nothing of the project, so it reads runs of older versions.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ def metadata(path: Path) -> dict:
 
 def numbers(results: Path, state: Path) -> Iterator[tuple[str, object]]:
     """Name and value of everything that is compared, in a fixed order."""
+    for part in (_flops_and_data, _runs, _evaluations, _studies):
+        yield from part(results, state)
+
+
+def _flops_and_data(results: Path, state: Path) -> Iterator[tuple[str, object]]:
     for variant, row in metadata(results / "flops.json")["variants"].items():
         for key in ("params", "steps", "tokens", "train_flops", "flops_per_token", "mismatch", "cache_bytes"):
             yield f"flops/{variant}/{key}", row[key]
@@ -35,10 +40,16 @@ def numbers(results: Path, state: Path) -> Iterator[tuple[str, object]]:
     for path in sorted((results / "ruler").glob("*.json")):
         for task, row in metadata(path)["tasks"].items():
             yield f"ruler/{path.stem}/{task}", row["sha256"]
+
+
+def _runs(results: Path, state: Path) -> Iterator[tuple[str, object]]:
     for path in sorted((results / "runs").rglob("*.json")):
         run = path.relative_to(results / "runs").with_suffix("")
         yield f"runs/{run}/weights", metadata(path)["files"]["weights"]["sha256"]
         yield f"runs/{run}/losses", list(losses(state / "runs" / run / "metrics.jsonl"))
+
+
+def _evaluations(results: Path, state: Path) -> Iterator[tuple[str, object]]:
     for path in sorted((results / "evals").rglob("*.json")):
         suite = path.relative_to(results / "evals").with_suffix("")
         for row in metadata(path)["rows"]:
@@ -46,13 +57,19 @@ def numbers(results: Path, state: Path) -> Iterator[tuple[str, object]]:
             yield f"evals/{suite}/{name}", row["value"]
         for item in answers(state / metadata(path)["files"]["samples"]["path"]):
             yield f"answers/{suite}/{item[0]}", item[1]
-    if (results / "theory.json").exists():
-        for row in metadata(results / "theory.json")["statements"]:
+
+
+def _studies(results: Path, state: Path) -> Iterator[tuple[str, object]]:
+    """Theory and relation composition, wherever the version at hand stores their manifests."""
+    for path in sorted(results.rglob("*.json")):
+        if "report" in path.parts or path.is_relative_to(results / "runs"):
+            continue
+        found = json.loads(path.read_text())
+        content = found.get("metadata", found.get("facts")) or {}
+        for row in content.get("statements", ()):
             yield f"theory/{row['name']}", row["printed_error"]
-    for path in sorted((results / "synthetic").glob("*/*.json")):
-        history = metadata(path).get("history")
-        if history is not None:
-            yield f"relations/{path.parent.name}/{path.stem}", [row["train_loss"] for row in history]
+        if content.get("history"):
+            yield f"relations/{path.stem}", [row["train_loss"] for row in content["history"]]
 
 
 def losses(path: Path) -> Iterator[float]:
