@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_lab import frame, layer, model, spec_of, tokens
 
-from iha.model.attention.iha import collapse, interleave
+from iha.model.attention.iha import collapse_heads, interleave, mix_heads, un_interleave
 from iha.model.attention.kernels import attend, dispatch, reference
 from iha.model.attention.masks import Mask
 
@@ -115,7 +115,7 @@ def test_t05_virtual_index_is_n_times_p_plus_p(pseudo_heads):
     for p in range(pseudo_heads):
         for h in range(HEADS):
             alpha[p, h, 0] = 100 * p + 1000 * h  # pseudo-head (p, h) of token n is n (100 p + 1000 h)
-    virtual = interleave(alpha, base)
+    virtual = interleave(mix_heads(base, alpha))
     assert virtual.shape == (1, 7 * pseudo_heads, HEADS, 2)
     for n in range(7):
         for p in range(pseudo_heads):
@@ -130,7 +130,8 @@ def test_t05_collapse_inverts_the_interleaving(pseudo_heads):
     alpha = torch.randn(pseudo_heads, HEADS, HEADS, dtype=torch.float64)
     stacked = alpha.view(-1, HEADS)
     inverse = torch.linalg.pinv(stacked).view(HEADS, pseudo_heads, HEADS)
-    back = collapse(inverse, interleave(alpha, heads.double()))
+    virtual = interleave(mix_heads(heads.double(), alpha))
+    back = collapse_heads(un_interleave(virtual, pseudo_heads), inverse)
     torch.testing.assert_close(back, heads.double())
 
 
@@ -158,12 +159,12 @@ def test_t07_polynomial_filter_bank_with_sqrt_k_heads(k):
     alpha_q = torch.zeros(s, s, s, dtype=torch.float64)
     alpha_q[0] = torch.eye(s)
     alpha_kv = torch.eye(s, dtype=torch.float64)[:, None, :].expand(s, s, s)
-    vq, vk, vv = interleave(alpha_q, q), interleave(alpha_kv, keys), interleave(alpha_kv, values)
+    vq, vk, vv = (interleave(mix_heads(x, a)) for x, a in ((q, alpha_q), (keys, alpha_kv), (values, alpha_kv)))
     scores = torch.einsum("bqhx,bkhx->bhqk", vq, vk)
     pseudo = torch.einsum("bhqk,bkhd->bqhd", scores, vv)
     first = torch.zeros(s, s, s, dtype=torch.float64)
     first[:, 0] = torch.eye(s)
-    bank = collapse(first, pseudo)[0].flatten(1)
+    bank = collapse_heads(un_interleave(pseudo, s), first)[0].flatten(1)
     torch.testing.assert_close(bank, torch.cat([power @ x for power in powers], dim=1))
 
 
@@ -173,7 +174,7 @@ def sign_flip(value_sign):
     flip = torch.tensor([1.0, -1.0], dtype=torch.float64)[:, None, None]
     value = torch.tensor([1.0, value_sign], dtype=torch.float64)[:, None, None]
     bases = (x.expand(1, 6, 1, 8) for x in (q, k, v))
-    virtual = [interleave(alpha, base) for alpha, base in zip((flip, flip, value), bases, strict=True)]
+    virtual = [interleave(mix_heads(base, alpha)) for alpha, base in zip((flip, flip, value), bases, strict=True)]
     out = reference.attend(*(x.transpose(1, 2) for x in virtual), None, 8**-0.5)
     return out[0, 0, 0], v, (q @ k) / 8**0.5
 

@@ -1,11 +1,30 @@
-"""Interleaved Head Attention (arXiv 2602.21371; spec 2): P pseudo-heads per head, interleaved as virtual tokens.
+"""Interleaved Head Attention (arXiv 2602.21371): the only implementation, in the order of the paper's algorithm.
 
 Why: with P queries, keys and values per token and head, one softmax relates P x P patterns. What it costs: P^2 times
-MHA where global, so all but every `period`-th layer look back only W tokens, W P virtual ones.
+multi-head attention (MHA) where the layer is global, so all but every `period`-th layer look back W tokens only, which
+are W P virtual tokens.
+
+The steps are pure functions: `mix_heads`, `interleave`, rotation and attention (passed in), `un_interleave`,
+`collapse_heads`; `interleaved_attention` runs them in order. The language model, relation composition and the theory
+all call these, so that a change here changes all three.
+
+Shapes are part of the names::
+
+    B batch    N tokens    P pseudo-heads per head    M = N P virtual tokens    H heads    d = D / H width of a head
+
+    q_BNHd      heads as projected                       step 1   q, k, v = x W_q, x W_k, x W_v
+    alpha_PHH   weight of source head m (last axis)      step 2   q~[n, p, h] = sum_m alpha[p, h, m] q[n, m]
+                in pseudo-head (p, h)
+    q_BMHd      virtual tokens; (n, p) is row n P + p    step 3   interleave, then RoPE at virtual positions n P + p
+    o_BMHd      pseudo-outputs                           step 4   causal softmax attention over M virtual tokens
+    R_HPH       weight of pseudo-output (p, h')          step 5   o[n, h] = sum_(p, h') R[h, p, h'] o~[n, p, h']
+                (last two axes) in head h; R_PH if each
+                head collapses its own P only
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -22,13 +41,77 @@ from iha.variants.base import AttentionSpec, Geometry
 from iha.variants.iha import IhaSpec
 
 
-class InterleavedHeadAttention(Attention[IhaSpec]):
-    """One interleaved layer.
+def interleaved_attention(
+    q_BNHd: Tensor,
+    k_BNHd: Tensor,
+    v_BNHd: Tensor,
+    alphas_PHH: tuple[Tensor, Tensor, Tensor],
+    collapse: Tensor,
+    *,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+    rotate: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Steps 2 to 5 of the algorithm: from projected heads to the heads that W_O reads.
 
-    `alpha_q`, `alpha_k`, `alpha_v` (P, H, H): weight of source head m (last) in pseudo-head (p, h). `collapse`
-    (H, P, H): weight of pseudo-output (p, h') in head h; (P, H) per head. The order (P, H) of pseudo-heads makes
-    the interleaving n P + p a view, not a copy.
+    Args:
+        q_BNHd: queries of step 1; `k_BNHd`, `v_BNHd` keys and values.
+        alphas_PHH: the mixes of queries, keys and values. Queries may have another P than keys and values have, if
+            `attend` needs no causal order.
+        collapse: R_HPH over all heads, or R_PH per head; its P is that of the queries.
+        attend: step 4 on virtual tokens, (B, M, H, d) each.
+        rotate: RoPE of virtual tokens (B, M, H, d); None: no positions, as in the paper's theory.
+
+    Returns:
+        (B, N, H, d).
     """
+    alpha_q_PHH, alpha_k_PHH, alpha_v_PHH = alphas_PHH
+    q_BMHd = interleave(mix_heads(q_BNHd, alpha_q_PHH))
+    k_BMHd = interleave(mix_heads(k_BNHd, alpha_k_PHH))
+    v_BMHd = interleave(mix_heads(v_BNHd, alpha_v_PHH))
+    if rotate is not None:
+        q_BMHd, k_BMHd = rotate(q_BMHd), rotate(k_BMHd)
+    o_BMHd = attend(q_BMHd, k_BMHd, v_BMHd)
+    return collapse_heads(un_interleave(o_BMHd, alpha_q_PHH.shape[0]), collapse)
+
+
+def mix_heads(x_BNHd: Tensor, alpha_PHH: Tensor) -> Tensor:
+    """Step 2: P pseudo-heads per head, each a learned combination of all heads of its token: (B, N, P, H, d)."""
+    batch, length, _, d = x_BNHd.shape
+    return _combine(alpha_PHH.flatten(0, 1), x_BNHd).view(batch, length, *alpha_PHH.shape[:2], d)
+
+
+def interleave(x_BNPHd: Tensor) -> Tensor:
+    """Step 3: the P pseudo-heads of a token become P consecutive virtual tokens: (B, M, H, d), a view."""
+    return x_BNPHd.flatten(1, 2)
+
+
+def un_interleave(x_BMHd: Tensor, n_pseudo: int) -> Tensor:
+    """Undo `interleave`: (B, N, P, H, d), a view."""
+    batch, _, heads, d = x_BMHd.shape
+    return x_BMHd.view(batch, -1, n_pseudo, heads, d)
+
+
+def collapse_heads(x_BNPHd: Tensor, collapse: Tensor) -> Tensor:
+    """Step 5: the pseudo-outputs of each token back to H heads (B, N, H, d), by R_HPH or per head by R_PH."""
+    if collapse.dim() == 2:
+        return (x_BNPHd * collapse.to(x_BNPHd.dtype)[:, :, None]).sum(dim=2)
+    return _combine(collapse.flatten(1), x_BNPHd.flatten(2, 3))
+
+
+def _combine(matrix: Tensor, x: Tensor) -> Tensor:
+    """Rows (out, in) of `matrix` applied to the heads of x (B, N, in, d): (B, N, out, d).
+
+    Uses bmm, one small product per token: torch.matmul and einsum would fold the tokens into one product by way of two
+    copies, at twice the time. The matrix stays in its own precision until here.
+    """
+    batch, length, heads, d = x.shape
+    tokens = x.reshape(batch * length, heads, d)
+    mixed = torch.bmm(matrix.to(x.dtype).expand(batch * length, -1, -1), tokens)
+    return mixed.view(batch, length, -1, d)
+
+
+class InterleavedHeadAttention(Attention[IhaSpec]):
+    """One interleaved layer: `alpha_q`, `alpha_k`, `alpha_v` (P, H, H) and `collapse` (H, P, H), or (P, H) per head."""
 
     def __init__(self, spec: IhaSpec, geometry: Geometry, layer: int, backend: str = "auto") -> None:
         super().__init__(spec, geometry, layer, backend)
@@ -63,13 +146,20 @@ class InterleavedHeadAttention(Attention[IhaSpec]):
         """Attention of x (B, N, D)."""
         q, k, v = self.heads_of(self.qkv(x)).chunk(3, dim=2)
         rotation = frame.rotations[self.per_token]
-        q = rotate(interleave(self.alpha_q, q), rotation)
         if isinstance(cache, BaseCache):
-            pseudo = self._on_base(q, k, v, frame, cache)
-        else:
-            k = rotate(interleave(self.alpha_k, k), rotation)
-            pseudo = self.attend(q, k, interleave(self.alpha_v, v), frame, cache)
-        return self.project(collapse(self.collapse, pseudo), x)
+            q = rotate(interleave(mix_heads(q, self.alpha_q)), rotation)
+            pseudo = un_interleave(self._on_base(q, k, v, frame, cache), self.per_token)
+            return self.project(collapse_heads(pseudo, self.collapse), x)
+        heads = interleaved_attention(
+            q,
+            k,
+            v,
+            (self.alpha_q, self.alpha_k, self.alpha_v),
+            self.collapse,
+            attend=lambda q, k, v: self.attend(q, k, v, frame, cache),
+            rotate=lambda x: rotate(x, rotation),
+        )
+        return self.project(heads, x)
 
     def new_cache(self, dtype: torch.dtype | None, form: CacheForm) -> LayerCache:
         """Pseudo-keys and values within the window, or base ones: tokens within it, P times less memory."""
@@ -90,35 +180,7 @@ class InterleavedHeadAttention(Attention[IhaSpec]):
         if q.shape[1] <= FEW_QUERIES and self.backend != "reference":
             return folded.attend(q, k, v, self.alpha_k, self.alpha_v, within, mask, self.scale, self.backend)
         turn = (within[0].repeat(tokens, 1), within[1].repeat(tokens, 1))
-        k = rotate(interleave(self.alpha_k, self.heads_of(k)), turn)
-        v = interleave(self.alpha_v, self.heads_of(v))
+        k = rotate(interleave(mix_heads(self.heads_of(k), self.alpha_k)), turn)
+        v = interleave(mix_heads(self.heads_of(v), self.alpha_v))
         out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, self.scale, self.backend)
         return out.transpose(1, 2)
-
-
-def interleave(alpha: Tensor, x: Tensor) -> Tensor:
-    """Mix heads (B, N, H, d) by alpha (P, H, H) into virtual tokens (B, N P, H, d), token n's p-th at n P + p."""
-    batch, length, heads, d = x.shape
-    return mix(alpha.flatten(0, 1), x).view(batch, length * alpha.shape[0], heads, d)
-
-
-def collapse(weight: Tensor, pseudo: Tensor) -> Tensor:
-    """Collapse pseudo-outputs (B, N P, H, d) by (H, P, H) or per head (P, H) to heads (B, N, H, d)."""
-    batch, _, heads, d = pseudo.shape
-    per_token = weight.shape[-2]
-    if weight.dim() == 2:
-        tokens = pseudo.reshape(batch, -1, per_token, heads, d)
-        return (tokens * weight.to(pseudo.dtype)[:, :, None]).sum(dim=2)
-    return mix(weight.flatten(1), pseudo.reshape(batch, -1, per_token * heads, d))
-
-
-def mix(matrix: Tensor, x: Tensor) -> Tensor:
-    """Rows (out, in) of `matrix` on the heads of x (B, N, in, d): (B, N, out, d).
-
-    One small product per token, told explicitly: `matmul` would fold tokens together by way of two copies, at twice
-    the time.
-    """
-    batch, length, heads, d = x.shape
-    tokens = x.reshape(batch * length, heads, d)
-    mixed = torch.bmm(matrix.to(x.dtype).expand(batch * length, -1, -1), tokens)
-    return mixed.view(batch, length, -1, d)
