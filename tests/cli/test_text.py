@@ -143,32 +143,32 @@ def test_a_fault_comes_at_the_named_passage_and_only_there(armed, plan, hit):
     armed(plan)
     values = [Number() for _ in range(5)]
     for number in values:
-        faults.point("here", lambda number=number: [number])
-        faults.point("elsewhere", lambda: pytest.fail("asked for values at a point that is not planned"))
+        faults.fault_point("here", lambda number=number: [number])
+        faults.fault_point("elsewhere", lambda: pytest.fail("asked for values at a point that is not planned"))
     assert [i + 1 for i, number in enumerate(values) if math.isnan(number.value)] == [hit]
 
 
 def test_arming_anew_forgets_passages_and_plans(armed):
     armed("here@2:nan")
     number = Number()
-    faults.point("here", lambda: [number])
+    faults.fault_point("here", lambda: [number])
     armed("here@2:nan")
-    faults.point("here", lambda: [number])
+    faults.fault_point("here", lambda: [number])
     assert number.value == 0.0
     armed("")
-    faults.point("here", lambda: pytest.fail("nothing is planned"))
+    faults.fault_point("here", lambda: pytest.fail("nothing is planned"))
 
 
 def test_a_wait_ends_when_its_gate_is_made(armed, tmp_path):
     gate = tmp_path / "gate"
     armed(f"here:wait={gate}")
     gate.touch()
-    faults.point("here")
+    faults.fault_point("here")
     assert (tmp_path / "gate.reached").exists()
 
 
 def test_the_environment_kills_a_process_at_a_point_as_a_node_failure_would():
-    code = "from iha.artifacts import faults; faults.point('a'); faults.point('a'); print('passed', flush=True); faults.point('b')"
+    code = "from iha.artifacts import faults; faults.fault_point('a'); faults.fault_point('a'); print('passed', flush=True); faults.fault_point('b')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "IHA_FAULT": "a@3:kill,b:kill"},

@@ -5,7 +5,7 @@ import torch
 from datalab import TEXT, build, chat_slice, text_slice, tokenizer, write_rows
 from trainlab import plain_store, recipe, train_slice
 
-from iha.artifacts.context import Context
+from iha.artifacts.run import Context
 from iha.config.schema import HubSource, SplitConfig
 from iha.data import corpus, workers
 from iha.train.distributed import World

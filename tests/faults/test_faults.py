@@ -15,7 +15,7 @@ from faults.experiment import prepare
 from faults.harness import Trial, checkpoint_size, small_disk
 from safetensors.torch import load_file
 
-from iha.artifacts.context import RESUMABLE
+from iha.artifacts.run import RESUMABLE
 from iha.tracking import tracker
 from iha.train.checkpoint import folder_of
 

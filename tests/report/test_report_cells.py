@@ -208,7 +208,7 @@ def test_the_order_of_the_inputs_changes_no_number(tmp_path):
     backwards = dict(reversed(world.inputs.items()))
     for name, found in backwards.items():
         if name.startswith("eval:"):
-            backwards[name] = found.model_copy(update={"facts": {**found.facts, "rows": found.facts["rows"][::-1]}})
+            backwards[name] = found.model_copy(update={"metadata": {**found.facts, "rows": found.facts["rows"][::-1]}})
     assert shown(backwards) == shown(world.inputs)
 
 

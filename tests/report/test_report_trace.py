@@ -168,7 +168,7 @@ def test_diff_shows_what_differs(finished, capsys):
     for path, kind, loss in ((one, "iha", 2.0), (two, "global", 2.5)):
         found = read_manifest(path)
         slice_ = {"variant": {"attention": {"kind": kind}}, "recipe": {"lr": 0.1}}
-        write_manifest(path, found.model_copy(update={"slice": slice_, "facts": {**found.facts, "final_loss": loss}}))
+        write_manifest(path, found.model_copy(update={"slice": slice_, "metadata": {**found.facts, "final_loss": loss}}))
     found = json.loads(run(capsys, "diff", "iha/seed1/pretrain", "global/seed1/pretrain", "--json"))
     assert found["config"] == {"variant.attention.kind": ["iha", "global"]}
     assert found["metrics"] == {"final_loss": [2.0, 2.5]}
@@ -182,10 +182,10 @@ def test_diff_shows_what_differs(finished, capsys):
 def test_diff_compares_streams_at_a_step_both_have(finished, capsys):
     path = finished / "results/smoke" / manifest_path("train:iha:1:pretrain")
     found = read_manifest(path)
-    write_manifest(path, found.model_copy(update={"facts": {**found.facts, "data_digests": {"2": "aa", "6": "zz"}}}))
+    write_manifest(path, found.model_copy(update={"metadata": {**found.facts, "data_digests": {"2": "aa", "6": "zz"}}}))
     other = ("global/seed1/pretrain", "--json")
     assert json.loads(run(capsys, "diff", "iha/seed1/pretrain", *other))["data"] == {}
-    write_manifest(path, found.model_copy(update={"facts": {**found.facts, "data_digests": {"2": "xx", "6": "zz"}}}))
+    write_manifest(path, found.model_copy(update={"metadata": {**found.facts, "data_digests": {"2": "xx", "6": "zz"}}}))
     assert json.loads(run(capsys, "diff", "iha/seed1/pretrain", *other))["data"] == {
         "stream up to step 2": ["xx", "aa"]
     }
@@ -336,5 +336,5 @@ def test_an_experiment_of_one_part_alone_is_followed_too(finished, capsys):
 
 def test_a_report_of_an_earlier_version_is_said_to_be_one(finished, capsys):
     path = finished / "results/smoke/report/report.json"
-    write_manifest(path, read_manifest(path).model_copy(update={"facts": {"table1": {}}}))
+    write_manifest(path, read_manifest(path).model_copy(update={"metadata": {"table1": {}}}))
     assert "of an earlier version" in fails(capsys, "trace", "table1:iha:gsm8k_p1")

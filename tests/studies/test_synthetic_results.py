@@ -97,7 +97,7 @@ def made(config, model, **changes):
         "flops_per_epoch": part.flops, "stopped": "epochs", "test": score,
         "history": [{"epoch": 1.0, "cpu_s": 2.0, "validation": score}],
     }  # fmt: skip
-    return Manifest(stage="synthetic_train", slice=part.model_dump(mode="json"), code="c0de", facts=facts | changes)
+    return Manifest(stage="synthetic_train", slice=part.model_dump(mode="json"), code="c0de", metadata=facts | changes)
 
 
 def test_a_run_made_under_another_configuration_is_refused():

@@ -10,8 +10,8 @@ from attention_lab import model as lm
 from safetensors.torch import load_file
 from trainlab import make_loop, plain_store, recipe, run_loop, train_slice
 
-from iha.artifacts.context import Context
 from iha.artifacts.manifest import FileEntry, Manifest
+from iha.artifacts.run import Context
 from iha.errors import CheckpointError, UserError
 from iha.model.files import read_header
 from iha.train.distributed import World
@@ -126,7 +126,7 @@ def run(tmp_path):
     """A run as its stage sees it, and a loop of the same length that has ended."""
     part, state = train_slice("global", recipe=recipe(steps=2)), tmp_path / "state"
     store = plain_store(state)
-    store = store.model_copy(update={"facts": {**store.facts, "tokenizer_sha256": "70c"}})
+    store = store.model_copy(update={"metadata": {**store.facts, "tokenizer_sha256": "70c"}})
     context = Context(tmp_path / "out.json", state, {"store": store}, "", "x", 1, "cpu", "c1")
     found = Run(part, context, World(0, 1, torch.device("cpu")))
     loop = make_loop(found.folder / "checkpoints", part.recipe)

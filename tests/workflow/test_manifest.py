@@ -109,7 +109,7 @@ def test_a_missing_or_foreign_manifest_is_refused(tmp_path):
 
 
 def number(raw):
-    raw["facts"]["score"] = 0.3
+    raw["metadata"]["score"] = 0.3
 
 
 def slot(raw):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from dag import ROOT
 
-from iha.artifacts.context import Context
 from iha.artifacts.manifest import (
     FileEntry,
     Manifest,
@@ -19,13 +18,14 @@ from iha.artifacts.manifest import (
     write_json,
     write_manifest,
 )
+from iha.artifacts.run import Context
 from iha.config.load import parse_config
 from iha.config.schema import Config
 from iha.errors import ConfigError, DataError, UserError
 from iha.planning import dag, preflight
 from iha.planning.slices import ContaminationSlice, RulerSlice, TrackingSlice
 from iha.stages import common, contamination, evaluate, tracking
-from iha.stages.common import Made
+from iha.stages.common import StageResult
 
 SLICE = '{"length":128,"tasks":["vt"],"samples":2}'
 
@@ -36,7 +36,7 @@ def stage(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
-    def _stage(*extra, body=lambda part, context: Made(), part=SLICE, state=None):
+    def _stage(*extra, body=lambda part, context: StageResult(), part=SLICE, state=None):
         output = tmp_path / "results" / "ruler.json"
         where = ["--output", str(output), "--state", str(state or tmp_path / "state"), "--experiment", "x"]
         monkeypatch.setattr(sys, "argv", ["ruler", "--slice", part, "--code", "c0de", *where, *extra])
@@ -54,9 +54,13 @@ def parent(folder, name, **facts):
 
 def test_the_order_of_inputs_and_of_facts_is_no_part_of_a_manifest(stage, tmp_path):
     one, two = parent(tmp_path, "one"), parent(tmp_path, "two")
-    first = stage("--inputs", f"a={one}", f"b={two}", body=lambda *_: Made(facts={"x": 1, "y": {"q": 1, "p": 2}}))
+    first = stage(
+        "--inputs", f"a={one}", f"b={two}", body=lambda *_: StageResult(metadata={"x": 1, "y": {"q": 1, "p": 2}})
+    )
     before = first.read_bytes()
-    again = stage("--inputs", f"b={two}", f"a={one}", body=lambda *_: Made(facts={"y": {"p": 2, "q": 1}, "x": 1}))
+    again = stage(
+        "--inputs", f"b={two}", f"a={one}", body=lambda *_: StageResult(metadata={"y": {"p": 2, "q": 1}, "x": 1})
+    )
     assert again.read_bytes() == before
     assert read_manifest(again).parents.keys() == {"a", "b"}
 
@@ -88,9 +92,9 @@ def test_every_problem_of_a_slice_is_named_at_once(stage, tmp_path, capsys, part
 
 def test_a_stage_takes_its_threads_for_what_reads_them_from_the_environment(stage, monkeypatch):
     seen = []
-    stage("--threads", "3", body=lambda part, context: seen.append(os.environ["OMP_NUM_THREADS"]) or Made())
+    stage("--threads", "3", body=lambda part, context: seen.append(os.environ["OMP_NUM_THREADS"]) or StageResult())
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    stage("--threads", "3", body=lambda part, context: seen.append(os.environ["OMP_NUM_THREADS"]) or Made())
+    stage("--threads", "3", body=lambda part, context: seen.append(os.environ["OMP_NUM_THREADS"]) or StageResult())
     assert seen == ["3", "7"]
 
 
@@ -99,7 +103,7 @@ def test_a_disk_that_refuses_is_named_with_its_path_if_the_user_can_mend_it(stag
     def body(part, context):
         with Path(path).open("wb", buffering=0) as out:
             out.write(b"x")
-        return Made()
+        return StageResult()
 
     with pytest.raises(SystemExit if said else OSError):
         stage(body=body)
@@ -108,7 +112,7 @@ def test_a_disk_that_refuses_is_named_with_its_path_if_the_user_can_mend_it(stag
 
 
 def test_an_earlier_manifest_stays_whole_when_its_stage_fails_again(stage):
-    output = stage(body=lambda *_: Made(facts={"n": 1}))
+    output = stage(body=lambda *_: StageResult(metadata={"n": 1}))
     before = output.read_bytes()
 
     def fail(part, context):
@@ -121,7 +125,7 @@ def test_an_earlier_manifest_stays_whole_when_its_stage_fails_again(stage):
 
 def test_what_a_stage_cannot_put_into_json_leaves_no_manifest(stage, tmp_path):
     with pytest.raises(Exception, match="serialize"):
-        stage(body=lambda *_: Made(facts={"x": object()}))
+        stage(body=lambda *_: StageResult(metadata={"x": object()}))
     assert not list(tmp_path.rglob("*.json*"))
 
 

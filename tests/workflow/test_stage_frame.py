@@ -12,7 +12,7 @@ from iha.artifacts.manifest import Manifest, file_entry, read_manifest, sha256_f
 from iha.errors import DataError
 from iha.planning.slices import RulerSlice
 from iha.stages import common, flops
-from iha.stages.common import Context, Made
+from iha.stages.common import Context, StageResult
 
 SLICE = '{"length":128,"tasks":["vt"],"samples":2}'
 
@@ -39,11 +39,11 @@ def parent(tmp_path, name: str = "tokenizer"):
 
 
 def test_a_stage_writes_its_slice_code_parents_files_and_facts(stage, tmp_path):
-    def body(part: RulerSlice, context: Context) -> Made:
+    def body(part: RulerSlice, context: Context) -> StageResult:
         path = context.state / "items.jsonl"
         path.parent.mkdir()
         path.write_text("{}\n" * part.samples)
-        return Made(files={"items": context.entry(path)}, facts={"n": context.inputs["tokenizer"].facts["n"]})
+        return StageResult(files={"items": context.entry(path)}, metadata={"n": context.inputs["tokenizer"].facts["n"]})
 
     up = parent(tmp_path)
     manifest = read_manifest(stage(body, "--inputs", f"tokenizer={up}"), "ruler")
@@ -57,7 +57,7 @@ def test_a_stage_writes_its_slice_code_parents_files_and_facts(stage, tmp_path):
 
 def test_a_stage_notes_the_commit_it_was_started_at(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(common, "git_state", lambda root: {"commit": "c0ffee", "dirty": True})
-    output = stage(lambda part, context: Made())
+    output = stage(lambda part, context: StageResult())
     note = tmp_path / "state" / "origins" / f"{sha256_file(output)}.json"
     assert json.loads(note.read_text()) == {"stage": "ruler", "commit": "c0ffee", "dirty": True}
 
@@ -66,24 +66,24 @@ def test_the_parent_named_is_the_one_that_was_read(stage, tmp_path):
     up = parent(tmp_path)
     before = sha256_file(up)
 
-    def body(part: RulerSlice, context: Context) -> Made:
+    def body(part: RulerSlice, context: Context) -> StageResult:
         write_manifest(up, Manifest(stage="tokenizer", slice={}, code="newer"))
-        return Made()
+        return StageResult()
 
     assert read_manifest(stage(body, "--inputs", f"tokenizer={up}")).parents == {"tokenizer": before}
 
 
 def test_equal_work_gives_equal_bytes_wherever_it_runs(stage, monkeypatch):
-    first = stage(lambda part, context: Made(facts={"a": 1})).read_bytes()
+    first = stage(lambda part, context: StageResult(metadata={"a": 1})).read_bytes()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
-    assert stage(lambda part, context: Made(facts={"a": 1}), "--threads", "2").read_bytes() == first
+    assert stage(lambda part, context: StageResult(metadata={"a": 1}), "--threads", "2").read_bytes() == first
 
 
 def test_the_environment_overrides_the_tracking_store(stage, monkeypatch):
     seen = []
-    stage(lambda part, context: seen.append(context.tracking_uri) or Made(), "--tracking", "sqlite:///here.db")
+    stage(lambda part, context: seen.append(context.tracking_uri) or StageResult(), "--tracking", "sqlite:///here.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server")
-    stage(lambda part, context: seen.append(context.tracking_uri) or Made(), "--tracking", "sqlite:///here.db")
+    stage(lambda part, context: seen.append(context.tracking_uri) or StageResult(), "--tracking", "sqlite:///here.db")
     assert seen == ["sqlite:///here.db", "http://server"]
 
 
@@ -96,9 +96,9 @@ def test_a_stage_refuses_an_input_that_was_changed_in_place(stage, tmp_path, cap
     up = tmp_path / "tokenizer.json"
     write_manifest(up, Manifest(stage="tokenizer", slice={}, code="p", files=files))
 
-    def body(part: RulerSlice, context: Context) -> Made:
+    def body(part: RulerSlice, context: Context) -> StageResult:
         context.verify("tokenizer", "items")
-        return Made()
+        return StageResult()
 
     assert stage(body, "--inputs", f"tokenizer={up}").exists()
     file.write_text("abd")
@@ -111,13 +111,13 @@ def test_a_stage_refuses_a_parent_that_was_edited_by_hand(stage, tmp_path, capsy
     up = parent(tmp_path)
     up.write_text(up.read_text().replace('"n": 3', '"n": 4'))
     with pytest.raises(SystemExit) as caught:
-        stage(lambda part, context: Made(), "--inputs", f"tokenizer={up}")
+        stage(lambda part, context: StageResult(), "--inputs", f"tokenizer={up}")
     assert caught.value.code == 2
     assert "tokenizer.json: edited since stage 'tokenizer' wrote it" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
 
 
-def refuse(part: RulerSlice, context: Context) -> Made:
+def refuse(part: RulerSlice, context: Context) -> StageResult:
     raise DataError("shard 3 is cut short.")
 
 
@@ -142,7 +142,7 @@ def test_a_user_error_is_one_message_status_2_and_no_manifest(stage, tmp_path, c
 
 
 def test_an_error_of_ours_is_not_hidden(stage, tmp_path):
-    def broken(part: RulerSlice, context: Context) -> Made:
+    def broken(part: RulerSlice, context: Context) -> StageResult:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -206,9 +206,9 @@ def test_a_stage_does_not_outlive_what_started_it(tmp_path):
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_manifest(stage, tmp_path, capsys):
-    def body(part: RulerSlice, context: Context) -> Made:
+    def body(part: RulerSlice, context: Context) -> StageResult:
         Path("/dev/full").write_text("x" * 100_000)  # the kernel's own full disk
-        return Made()
+        return StageResult()
 
     with pytest.raises(SystemExit) as stopped:
         stage(body)

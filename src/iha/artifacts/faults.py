@@ -1,8 +1,8 @@
-"""Named points at which a fault can be rehearsed: ``IHA_FAULT=point[@n]:action``, the n-th passage (from 1).
+"""Named points at which tests inject a fault: ``IHA_FAULT=point[@n]:action``, at the n-th passage (from 1).
 
 Actions: ``kill`` (SIGKILL, as a node failure does), ``nan`` (a value that the point offers becomes NaN) and
-``wait=PATH`` (``PATH.reached`` is made, then waited until PATH exists, at most a minute, so that something can be done
-from outside at a known place). Several are parted by commas. Costs one comparison when the variable is not set.
+``wait=PATH`` (write ``PATH.reached``, then wait until PATH exists, at most a minute, so that a test can act at a known
+place). Several are separated by commas. Costs one comparison when the variable is not set.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _PASSED: Counter[str] = Counter()
 
 
 def arm(plans: str) -> None:
-    """Rehearse `plans` from here on, in the form of the variable."""
+    """Inject `plans` from here on, in the form of the variable."""
     _PLANS[:] = [plan for plan in plans.split(",") if plan]
     _PASSED.clear()
 
 
-def point(name: str, values: Callable[[], Sequence[Any]] = tuple) -> None:
-    """Pass the point `name`; acts if the environment asks for it. `values`: tensors that may be spoilt here."""
+def fault_point(name: str, values: Callable[[], Sequence[Any]] = tuple) -> None:
+    """Pass the point `name`; acts if the environment asks for it. `values`: tensors that may be set to NaN here."""
     if _PLANS:
         _PASSED[name] += 1
         for plan in _PLANS:
             where, _, action = plan.partition(":")
-            wanted, _, count = where.partition("@")
-            if name == wanted and _PASSED[name] == int(count or 1):
+            target, _, count = where.partition("@")
+            if name == target and _PASSED[name] == int(count or 1):
                 _act(action, values)
 
 

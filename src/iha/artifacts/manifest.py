@@ -11,19 +11,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from iha.artifacts.faults import point
+from iha.artifacts.faults import fault_point
 from iha.errors import DataError
 
-#: Manifests of version 1 have no digest of their own content: they can be read, not checked.
-VERSION = 2
+#: Manifests of version 1 have no digest of their own content; up to version 2 `metadata` was called `facts`.
+VERSION = 3
 
 
 class Manifest(BaseModel):
-    """What a stage made, from what, and how. Holds no clock times, so that equal work gives equal bytes.
+    """The result of a stage, its inputs and its code. Holds no clock times, so that equal work gives equal bytes.
 
-    On disk a `digest` of all this stands beside it.
+    On disk it also has a `digest` of its own content.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,9 +33,22 @@ class Manifest(BaseModel):
     slice: dict[str, Any] = Field(description="the part of the config this stage depends on")
     code: str = Field(description="fingerprint of the modules the stage can reach")
     parents: dict[str, str] = Field(default_factory=dict, description="input name -> sha256 of the parent manifest")
-    files: dict[str, FileEntry] = Field(default_factory=dict, description="what lies in the state directory")
-    facts: dict[str, Any] = Field(default_factory=dict, description="counts, digests, scores: the stage's result")
+    files: dict[str, FileEntry] = Field(default_factory=dict, description="files in the state directory")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="counts, digests, scores: the stage's result")
     run_id: str | None = Field(None, description="MLflow run")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier_name(cls, data: Any) -> Any:
+        """Manifests up to version 2 have `facts`."""
+        if isinstance(data, dict) and "facts" in data and "metadata" not in data:
+            data = {"metadata" if key == "facts" else key: value for key, value in data.items()}
+        return data
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Earlier name of `metadata`."""
+        return self.metadata
 
 
 class FileEntry(BaseModel):
@@ -60,7 +73,7 @@ def atomic_path(final: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
-        point(f"write.{final.name}")
+        fault_point(f"write.{final.name}")
         temporary.replace(final)
         sync_folder(final.parent)
     finally:
@@ -85,6 +98,8 @@ def write_json(path: Path, data: Any) -> None:
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write a manifest and its digest under its final name, atomically."""
     data = json.loads(json.dumps(manifest.model_dump(mode="json")))
+    if manifest.schema_version < VERSION:  # a copy of an earlier manifest keeps its bytes, which others name by hash
+        data["facts"] = data.pop("metadata")
     if manifest.schema_version > 1:
         data["digest"] = _digest(data)
     write_json(path, data)

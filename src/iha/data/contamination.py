@@ -16,7 +16,7 @@ from itertools import chain, pairwise
 from multiprocessing import get_context
 from typing import Any
 
-from iha.artifacts.process import die_with_parent
+from iha.artifacts.run import die_with_parent
 from iha.data.store import TokenStore
 from iha.data.tokenizer import Tokenizer
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from iha.artifacts.process import die_with_parent
+from iha.artifacts.run import die_with_parent
 from iha.data import chat
 from iha.data.corpus import Document
 from iha.data.tokenizer import Tokenizer

@@ -13,14 +13,13 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from iha.artifacts.context import RESUMABLE, Context, Made
 from iha.artifacts.fingerprint import ORIGINS, ROOT, git_state
 from iha.artifacts.manifest import Manifest, read_manifest, sha256_file, write_json, write_manifest
-from iha.artifacts.process import die_with_parent
+from iha.artifacts.run import RESUMABLE, Context, StageResult, die_with_parent
 from iha.config.schema import Frozen
 from iha.errors import ConfigError, UserError
 
-__all__ = ["RESUMABLE", "Context", "Made", "parser", "run"]
+__all__ = ["RESUMABLE", "Context", "StageResult", "parser", "run"]
 
 log = logging.getLogger("iha")
 S = TypeVar("S", bound=Frozen)
@@ -48,7 +47,7 @@ def parser(stage: str) -> argparse.ArgumentParser:
     return p
 
 
-def run(stage: str, slice_type: type[S], body: Callable[[S, Context], Made]) -> None:
+def run(stage: str, slice_type: type[S], body: Callable[[S, Context], StageResult]) -> None:
     """Run `body` between argument parsing and the manifest; exits 2 with one line on a user error."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     args = parser(stage).parse_args()
@@ -76,7 +75,7 @@ def run(stage: str, slice_type: type[S], body: Callable[[S, Context], Made]) -> 
             code=args.code,
             parents=parents,
             files=made.files,
-            facts=made.facts,
+            metadata=made.metadata,
             run_id=made.run_id,
         )
         write_manifest(args.output, manifest)

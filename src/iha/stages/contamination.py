@@ -8,19 +8,19 @@ from iha.data.files import read_rows
 from iha.data.store import TokenStore
 from iha.data.tokenizer import Tokenizer
 from iha.planning.slices import ContaminationSlice
-from iha.stages.common import Context, Made, run
+from iha.stages.common import Context, StageResult, run
 
 #: The column of each benchmark that holds the question.
 QUESTION = {"gsm8k": "question", "math500": "problem", "mbpp": "text", "humaneval": "prompt"}
 
 
-def body(part: ContaminationSlice, context: Context) -> Made:
+def body(part: ContaminationSlice, context: Context) -> StageResult:
     """Search the split's store for the questions of every test item."""
     store = TokenStore.open(context.inputs["store"], context.state)
     context.verify("tokenizer", "items")
     tokenizer = Tokenizer.load(context.state / "tokenizer")
     report = contamination.scan(store, tokenizer, questions(context.inputs["items"], context), context.threads)
-    return Made(facts=report.facts())
+    return StageResult(metadata=report.facts())
 
 
 def questions(items: Manifest, context: Context) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from iha.evals.tasks import offline
 from iha.hub.folders import CONTEXTS
 from iha.planning.slices import EvalSlice
-from iha.stages.common import RESUMABLE, Context, Made, run
+from iha.stages.common import RESUMABLE, Context, StageResult, run
 from iha.tracking import Tracker
 from iha.train.signals import STOPPING
 
@@ -41,7 +41,7 @@ class Subject:
     folder: Path
 
 
-def body(part: EvalSlice, context: Context) -> Made:
+def body(part: EvalSlice, context: Context) -> StageResult:
     """Run the suite; answers already given by an earlier attempt are kept."""
     offline()
     from iha.evals.journal import Journal
@@ -73,7 +73,7 @@ def body(part: EvalSlice, context: Context) -> Made:
         facts["ruler"] = summary(outcome.records)
         if max(part.suite.lengths) >= subject.context and "store" in context.inputs:
             facts["positions"] = _positions(lm, context)
-    return Made({"samples": context.entry(home / "samples.jsonl.gz")}, facts, tracker.run_id)
+    return StageResult({"samples": context.entry(home / "samples.jsonl.gz")}, facts, tracker.run_id)
 
 
 @contextmanager

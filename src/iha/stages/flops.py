@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from iha.planning.flops import ledger
 from iha.planning.slices import LedgerSlice
-from iha.stages.common import Context, Made, run
+from iha.stages.common import Context, StageResult, run
 
 
-def body(part: LedgerSlice, context: Context) -> Made:
+def body(part: LedgerSlice, context: Context) -> StageResult:
     """The ledger is the manifest's facts; there are no files."""
-    return Made(facts=ledger(part))
+    return StageResult(metadata=ledger(part))
 
 
 def main() -> None:

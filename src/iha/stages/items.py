@@ -10,30 +10,30 @@ from iha.data.corpus import documents
 from iha.evals.mirror import SETS, haystack_kind, write_code_metric, write_haystack, write_set
 from iha.evals.ruler import qa
 from iha.planning.slices import ItemsSlice
-from iha.stages.common import Context, Made, run
+from iha.stages.common import Context, StageResult, run
 
 log = logging.getLogger("iha")
 #: Characters of haystack text kept: more than the longest RULER prompt holds.
 HAYSTACK_CHARS = 3_000_000
 
 
-def body(part: ItemsSlice, context: Context) -> Made:
+def body(part: ItemsSlice, context: Context) -> StageResult:
     """Write `<state>/mirror`."""
     mirror = context.state / "mirror"
-    made = Made(facts={"tasks": {}})
+    made = StageResult(metadata={"tasks": {}})
     folder = None if part.items_dir is None else Path(part.items_dir)
     for task, source in sorted(part.items.items()):
         done = write_set(mirror, task, source, items_dir=folder, limit=part.limit)
-        made.facts["tasks"][task] = done.facts()
+        made.metadata["tasks"][task] = done.facts()
         log.info("%s: %d %s items from %s", task, done.n, done.source, done.origin)
         for path in sorted((mirror / SETS[task].path / SETS[task].folder).glob("*.jsonl")):
             made.files[f"{task}_{path.stem}"] = file_entry(path, context.state)
     # The stage ruler reads these files: it sees a change of them here.
-    made.facts["questions"] = {path.name: sha256_file(path) for path in qa.local_files(folder)}
+    made.metadata["questions"] = {path.name: sha256_file(path) for path in qa.local_files(folder)}
     write_code_metric(mirror)
     path, count = write_haystack(mirror, (t for t in documents(part.haystack) if isinstance(t, str)), HAYSTACK_CHARS)
     made.files["haystack"] = file_entry(path, context.state)
-    made.facts["haystack"] = {
+    made.metadata["haystack"] = {
         "source": haystack_kind(part.haystack),
         "n": count,
         "origin": part.haystack.model_dump(mode="json"),

@@ -11,10 +11,10 @@ from iha.report.ruler import ruler
 from iha.report.section import Findings
 from iha.report.story import story
 from iha.report.tables import paper_tables
-from iha.stages.common import Context, Made, run
+from iha.stages.common import Context, StageResult, run
 
 
-def body(part: ReportSlice, context: Context) -> Made:
+def body(part: ReportSlice, context: Context) -> StageResult:
     """Everything is written next to the manifest; the manifest's facts hold the numbers, by the name of their cell."""
     folder = context.output.parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,7 @@ def body(part: ReportSlice, context: Context) -> Made:
     built = sections(found)
     found.write("report.html", page(results, built, story(found, built)))
     found.clean()
-    return Made(facts={"files": found.digests(), "scale": part.scale, "cells": found.cells})
+    return StageResult(metadata={"files": found.digests(), "scale": part.scale, "cells": found.cells})
 
 
 def main() -> None:

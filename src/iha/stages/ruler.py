@@ -11,25 +11,25 @@ from iha.evals.ruler.generate import Materials, generate, source_of
 from iha.evals.ruler.haystack import read_haystack
 from iha.evals.ruler.items import item_path, write_items
 from iha.planning.slices import RulerSlice
-from iha.stages.common import Context, Made, run
+from iha.stages.common import Context, StageResult, run
 
 log = logging.getLogger("iha")
 
 
-def body(part: RulerSlice, context: Context) -> Made:
+def body(part: RulerSlice, context: Context) -> StageResult:
     """Write `<state>/ruler/<length>/<task>.jsonl`."""
     context.verify("tokenizer", "items")
     tokenizer = Tokenizer.load(context.state / "tokenizer")
     materials = _materials(context)
     _feasible(part, tokenizer, materials)
-    made = Made(facts={"length": part.length, "tokenizer": tokenizer.sha256, "tasks": {}})
+    made = StageResult(metadata={"length": part.length, "tokenizer": tokenizer.sha256, "tasks": {}})
     for task in part.tasks:
         items = list(generate(task, part.length, part.samples, tokenizer, materials))
         path = item_path(context.state, part.length, task)
         write_items(path, items)
         made.files[task] = context.entry(path)
         lengths = [item["length"] for item in items]
-        made.facts["tasks"][task] = {
+        made.metadata["tasks"][task] = {
             "n": len(items),
             "sha256": made.files[task].sha256,
             "tokens_min": min(lengths),

@@ -7,11 +7,11 @@ from iha.artifacts.manifest import sha256_file
 from iha.planning.slices import SeparationSlice
 from iha.report.records import cells_of
 from iha.report.separation import tables, write_separation
-from iha.stages.common import Context, Made, run
+from iha.stages.common import Context, StageResult, run
 from iha.studies.separation.run import run_grid
 
 
-def body(part: SeparationSlice, context: Context) -> Made:
+def body(part: SeparationSlice, context: Context) -> StageResult:
     """Points go to the state directory one by one; tables and figures stand next to the manifest."""
     from torch import set_num_threads
 
@@ -20,7 +20,7 @@ def body(part: SeparationSlice, context: Context) -> Made:
     facts = run_grid(part.separation, context.state / "separation", learning)
     paths = write_separation(facts, part.scale, context.output.parent)
     files, cells = {path.name: sha256_file(path) for path in paths}, cells_of(tables(facts, part.scale))
-    return Made(facts={**facts, "files": files, "cells": cells})
+    return StageResult(metadata={**facts, "files": files, "cells": cells})
 
 
 def main() -> None:

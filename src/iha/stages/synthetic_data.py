@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from iha.stages.common import Context, Made, run
+from iha.stages.common import Context, StageResult, run
 from iha.studies.relations.folders import make_data
 from iha.studies.relations.shapes import RelationDataSlice
 
 
-def body(part: RelationDataSlice, context: Context) -> Made:
+def body(part: RelationDataSlice, context: Context) -> StageResult:
     """Three splits below the state directory; counts and majority baselines are facts."""
     made = make_data(part, context.state, context.code)
-    return Made(files=made.files, facts=made.facts)
+    return StageResult(files=made.files, metadata=made.facts)
 
 
 def main() -> None:

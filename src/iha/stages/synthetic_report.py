@@ -6,18 +6,18 @@ from iha.artifacts.manifest import sha256_file
 from iha.report.records import cells_of
 from iha.report.relation_claims import verdicts
 from iha.report.relation_section import grid_of, relation_tables, write_relations
-from iha.stages.common import Context, Made, run
+from iha.stages.common import Context, StageResult, run
 from iha.studies.relations.shapes import RelationReportSlice
 
 
-def body(part: RelationReportSlice, context: Context) -> Made:
+def body(part: RelationReportSlice, context: Context) -> StageResult:
     """Everything is written next to the manifest."""
     folder = context.output.parent
     folder.mkdir(parents=True, exist_ok=True)
     grid = grid_of(part.synthetic, context.inputs)
     paths = write_relations(grid, part.scale, folder)
-    return Made(
-        facts={
+    return StageResult(
+        metadata={
             "files": {path.name: sha256_file(path) for path in paths},
             "cells": cells_of(relation_tables(grid, part.scale)),
             "verdicts": {v.task: {"verdict": v.verdict, "why": v.why} for v in verdicts(grid)},

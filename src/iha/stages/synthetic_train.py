@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from iha.stages.common import Context, Made, run
+from iha.stages.common import Context, StageResult, run
 from iha.studies.relations.folders import digests, load_data, run_folder
 from iha.studies.relations.shapes import RelationTrainSlice
 
 
-def body(part: RelationTrainSlice, context: Context) -> Made:
+def body(part: RelationTrainSlice, context: Context) -> StageResult:
     """A run that was interrupted goes on from its last validation; the facts are its history and scores."""
     import torch
 
@@ -26,7 +26,7 @@ def body(part: RelationTrainSlice, context: Context) -> Made:
         code=context.code,
         device=start(context.device).device.type,
     )
-    return Made(facts=facts, files={"weights": context.entry(folder / FINAL / "model.safetensors")})
+    return StageResult(metadata=facts, files={"weights": context.entry(folder / FINAL / "model.safetensors")})
 
 
 def main() -> None:

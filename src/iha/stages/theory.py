@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from iha.planning.slices import TheorySlice
-from iha.stages.common import Context, Made, run
+from iha.stages.common import Context, StageResult, run
 from iha.studies.theory.check import facts, statements
 
 
-def body(part: TheorySlice, context: Context) -> Made:
+def body(part: TheorySlice, context: Context) -> StageResult:
     """The verdicts are the manifest's facts; there are no files."""
-    return Made(facts=facts(statements()))
+    return StageResult(metadata=facts(statements()))
 
 
 def main() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from iha.data import corpus, tokenizer_build
 from iha.planning.slices import TokenizerSlice
-from iha.stages.common import Context, Made, run
+from iha.stages.common import Context, StageResult, run
 
 
-def body(part: TokenizerSlice, context: Context) -> Made:
+def body(part: TokenizerSlice, context: Context) -> StageResult:
     """Train or convert the tokenizer into ``state/tokenizer``."""
     folder = context.state / "tokenizer"
     tokenizer = tokenizer_build.build(part.tokenizer, corpus.texts(part.corpus) if part.corpus else (), folder)
@@ -19,7 +19,9 @@ def body(part: TokenizerSlice, context: Context) -> Made:
         "control": tokenizer.control,
         "sources": corpus.describe(part.corpus) if part.corpus else {},
     }
-    return Made(files={path.name: context.entry(path) for path in tokenizer_build.files(tokenizer)}, facts=facts)
+    return StageResult(
+        files={path.name: context.entry(path) for path in tokenizer_build.files(tokenizer)}, metadata=facts
+    )
 
 
 def main() -> None:

@@ -6,13 +6,13 @@ import logging
 
 from iha.errors import UserError
 from iha.planning.slices import TrackingSlice
-from iha.stages.common import Context, Made, run
+from iha.stages.common import Context, StageResult, run
 from iha.tracking.store import check_uri, prepare_store, unusable
 
 log = logging.getLogger("iha")
 
 
-def body(part: TrackingSlice, context: Context) -> Made:
+def body(part: TrackingSlice, context: Context) -> StageResult:
     """A server that is away does not stop the workflow: journals are imported when it is back."""
     check_uri(context.tracking_uri)
     try:
@@ -21,8 +21,8 @@ def body(part: TrackingSlice, context: Context) -> Made:
         raise
     except Exception as error:
         log.warning(unusable(context.tracking_uri, error))
-        return Made(facts={"experiment": part.experiment, "prepared": False})
-    return Made(facts={"experiment": part.experiment, "prepared": True})
+        return StageResult(metadata={"experiment": part.experiment, "prepared": False})
+    return StageResult(metadata={"experiment": part.experiment, "prepared": True})
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from iha.artifacts.faults import point
+from iha.artifacts.faults import fault_point
 from iha.artifacts.manifest import sha256_file, sync_folder, write_json
 from iha.errors import CheckpointError
 from iha.model.tensors import save_tensors
@@ -61,7 +61,7 @@ def save(root: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any
     if world.leads:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-    point("checkpoint.begun")
+    fault_point("checkpoint.begun")
     world.lead(None)
     parts = world.gather(_save_rank(temporary / f"rank_{world.rank}.safetensors", tensors, world))
     if world.leads:
@@ -77,7 +77,7 @@ def _save_rank(path: Path, tensors: dict[str, Tensor], world: World) -> dict[str
     with path.open("rb") as handle, ThreadPoolExecutor(1) as pool:
         digest = pool.submit(sha256_file, path)  # read from memory while the disk writes
         os.fsync(handle.fileno())
-    point("checkpoint.tensors")
+    fault_point("checkpoint.tensors")
     rows = {
         n: {"shape": p.shape, "dtype": str(p.local.dtype), "rows": [[path.name, p.start, p.stop]]}
         for n, p in mine.items()
@@ -97,12 +97,12 @@ def _merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
     write_json(temporary / MANIFEST, manifest)
-    point("checkpoint.manifest")
+    fault_point("checkpoint.manifest")
     temporary.replace(final)
     sync_folder(final.parent)
-    point("checkpoint.renamed")
+    fault_point("checkpoint.renamed")
     _call_latest(final)
-    point("checkpoint.latest")
+    fault_point("checkpoint.latest")
 
 
 def _call_latest(final: Path) -> None:
@@ -118,7 +118,7 @@ def prune(root: Path, keep: int, trouble: int | None) -> None:
     for step in set(steps) - kept(steps, keep, trouble):
         doomed = folder_of(root, step)
         doomed.replace(doomed.with_name(f"{doomed.name}.tmp"))
-        point("rotation")
+        fault_point("rotation")
     for leftover in root.glob("step_*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from iha.artifacts.context import Made
-from iha.artifacts.faults import point
+from iha.artifacts.faults import fault_point
 from iha.artifacts.manifest import sync_folder
+from iha.artifacts.run import StageResult
 from iha.model.files import save_model
 from iha.model.transformer import Transformer, build_model
 from iha.train import identity
@@ -30,11 +30,11 @@ def export(run: Run, model: Transformer) -> None:
     for leftover in (temporary, old):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir()
-    point("export")
+    fault_point("export")
     tokenizer = run.context.inputs["store"].facts.get("tokenizer_sha256")
     origin = {"stage": part.stage, "variant": part.variant.name, "seed": part.seed, "tokenizer": tokenizer}
     save_model(plain, temporary, origin)
-    point("export.written")
+    fault_point("export.written")
     if final.exists():
         final.rename(old)
     temporary.rename(final)
@@ -42,10 +42,10 @@ def export(run: Run, model: Transformer) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def describe(run: Run, loop: Loop, record: dict[str, Any], run_id: str | None) -> Made:
+def describe(run: Run, loop: Loop, record: dict[str, Any], run_id: str | None) -> StageResult:
     """Files and facts of the manifest; empty on ranks that write none."""
     if not run.world.leads:
-        return Made()
+        return StageResult()
     final = run.folder / identity.FINAL
     files = {path.stem if path.suffix == ".json" else "weights": run.context.entry(path) for path in final.iterdir()}
     facts = {
@@ -60,4 +60,4 @@ def describe(run: Run, loop: Loop, record: dict[str, Any], run_id: str | None) -
         "model": final.relative_to(run.context.state).as_posix(),
         "codes": record["codes"],
     }
-    return Made(files=files, facts=facts, run_id=run_id)
+    return StageResult(files=files, metadata=facts, run_id=run_id)

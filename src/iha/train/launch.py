@@ -23,9 +23,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from iha.artifacts.process import die_with_parent
+from iha.artifacts.run import die_with_parent
 
-#: Exit code of a run that saved its state (iha.artifacts.context).
+#: Exit code of a run that saved its state (iha.artifacts.run).
 RESUMABLE = 75
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 #: Seconds for the other ranks to end after one failed.

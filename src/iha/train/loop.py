@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from iha.artifacts.faults import point
+from iha.artifacts.faults import fault_point
 from iha.config.schema import Recipe
 from iha.train import checkpoint
 from iha.train.distributed import World, whole
@@ -126,7 +126,7 @@ class Loop:
             progress.show(self.counters.step, values)
             if self.counters.step % self.plan.recipe.checkpoint_every == 0:
                 self.save()
-            point("step")
+            fault_point("step")
         self.save()
         return True
 
@@ -181,7 +181,7 @@ class Loop:
             loss = self._objective(self._put(batch.tokens[part]), self._put(batch.targets[part]), docs)
             (loss * share).backward()
             total += loss.detach()
-        point("gradients", self._optimizer.gradients)
+        fault_point("gradients", self._optimizer.gradients)
         norm = whole(nn.utils.get_total_norm(self._optimizer.gradients()))
         loss_sum, norm_value = torch.stack((self.world.sum(total), norm.double())).tolist()
         return loss_sum / labelled if labelled else math.nan, norm_value
@@ -194,7 +194,7 @@ class Loop:
         if norm > limit:
             torch._foreach_mul_(self._optimizer.gradients(), limit / (norm + 1e-6))
         self._optimizer.step(rate)
-        point("updated")
+        fault_point("updated")
         self._optimizer.zero_grad()
 
     def _advance(self, batch: Batch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from iha.artifacts.context import RESUMABLE, Context, Made
+from iha.artifacts.run import RESUMABLE, Context, StageResult
 from iha.data.loader import Batches
 from iha.data.store import TokenStore
 from iha.errors import ConfigError, DataError, UserError
@@ -35,7 +35,7 @@ from iha.train.signals import StopFlag
 log = logging.getLogger("iha")
 
 
-def train(part: TrainSlice, context: Context) -> Made:
+def train(part: TrainSlice, context: Context) -> StageResult:
     """Run one training stage to its end, from wherever its directory says it stands.
 
     Raises:
@@ -75,7 +75,7 @@ def _enter(run: Run, held: ExitStack) -> dict[str, Any]:
     return record
 
 
-def _train(run: Run, stop: StopFlag, record: dict[str, Any]) -> Made:
+def _train(run: Run, stop: StopFlag, record: dict[str, Any]) -> StageResult:
     part, world = run.part, run.world
     batches = _batches(run)
     model = _start_model(run)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iha.artifacts.context import Context
+from iha.artifacts.run import Context
 from iha.planning.flops import PricedModel
 from iha.planning.slices import Budget, TrainSlice
 from iha.train import identity

@@ -92,7 +92,7 @@ class Mask:
         return additive(self.dense(like.device), like.dtype)
 
     def seen(self, device: torch.device) -> Tensor | None:
-        """The whole mask, Boolean; None if every query sees every key. Made once per mask, for many layers."""
+        """The whole mask, Boolean; None if every query sees every key. Computed once per mask, for many layers."""
         if not self.ragged and not self.windowed and self.n_queries <= self.group:
             return None
         if "seen" not in self.memo:
@@ -101,7 +101,7 @@ class Mask:
         return seen
 
     def step_bias(self, like: Tensor) -> Tensor | None:
-        """Bias of all queries over `keys_of` them; None if all are seen. Made once per mask, for many layers."""
+        """Bias of all queries over `keys_of` them; None if all are seen. Computed once per mask, for many layers."""
         if self.ragged:
             if "bias" not in self.memo:
                 self.memo["bias"] = additive(self.dense(like.device, (0, self.n_queries)), like.dtype)
@@ -116,7 +116,7 @@ class Mask:
     def spans(self) -> Tensor:
         """The range of keys, first and past the last, that each query sees: (1 or B, queries, 2) int64 on the CPU.
 
-        Without documents only. A query within the padding sees its own token. Made once per mask, for many layers.
+        Without documents only. A query within the padding sees its own token. Computed once per mask, for many layers.
         """
         if "spans" not in self.memo:
             own = torch.arange(self.offset, self.n_keys)

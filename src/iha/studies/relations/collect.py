@@ -30,7 +30,7 @@ Can a one-layer encoder tell every entry of R∘R (binary) or R∘R∘R (ternary
 R? The paper says that IHA does so better than multi-head and 2-simplicial attention. This is what ran of `{config}`
 on {devices}. A run ends by early stopping or at its budget; one that is not over stands for as far as it got.
 
-Made by `python -m iha.studies.relations.collect --config {config} --into {folder}` from the manifests in `manifests/`.
+Written by `python -m iha.studies.relations.collect --config {config} --into {folder}` from `manifests/`.
 
 ## Reading
 
@@ -63,7 +63,7 @@ def gather(config: SyntheticConfig, results: Path, state: Path) -> dict[str, Man
         elif progress.exists():
             part = train_slice(config, *key).model_dump(mode="json")
             facts, record = (json.loads(p.read_text()) for p in (progress, progress.with_name(RECORD)))
-            found[name] = Manifest(stage="synthetic_train", slice=part, code=record["codes"][-1], facts=facts)
+            found[name] = Manifest(stage="synthetic_train", slice=part, code=record["codes"][-1], metadata=facts)
     return found
 
 

@@ -46,7 +46,7 @@ def make_data(part: RelationDataSlice, state: Path, code: str) -> Manifest:
         slice=part.model_dump(mode="json"),
         code=code,
         files=files,
-        facts={"splits": tasks.facts(splits)},
+        metadata={"splits": tasks.facts(splits)},
     )
 
 

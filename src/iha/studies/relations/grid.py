@@ -95,7 +95,7 @@ class Grid:
                 code=code("synthetic_train"),
                 parents={"data": sha256_file(parent)},
                 files={"weights": file_entry(folder / FINAL / "model.safetensors", self.state)},
-                facts=facts,
+                metadata=facts,
             )
             write_manifest(run_manifest(self.results, *key), manifest)
         return facts
