@@ -306,7 +306,7 @@ def test_the_manifest_is_json_without_clock_times(tmp_path):
     first, second = (build(part, tmp_path / name).model_dump_json() for name in ("a", "b"))
     assert first == second
     assert all(isinstance(entry, FileEntry) for entry in build(part, tmp_path / "c").files.values())
-    assert json.loads(first)["facts"]["dtype"] == "uint16"
+    assert json.loads(first)["metadata"]["dtype"] == "uint16"
 
 
 class Killed(Exception):
