@@ -4,6 +4,7 @@ import pytest
 
 from iha.config.load import parse_config
 from iha.errors import ConfigError
+from iha.planning import bubblewrap
 from iha.planning.preflight import check
 
 GSM8K = {"suites": [{"name": "w", "model": "base", "tasks": ["gsm8k"]}], "items": {"gsm8k": "files"}}
@@ -46,3 +47,13 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         check(parse_config({}), "mine.yaml")
     assert str(caught.value).startswith(f"{tmp_path} cannot be written to")
+
+
+def test_blank_cells_are_announced_at_the_start_with_the_reason(monkeypatch, capsys):
+    monkeypatch.setattr(bubblewrap, "unavailable", lambda: "no namespaces. Allow them.")
+    suite = {"name": "w", "model": "base", "tasks": ["gsm8k", "mbpp"]}
+    check(parse_config({"evals": {"suites": [suite]}}), "mine.yaml")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("mbpp: ") and line.endswith("no namespaces. Allow them.")
+    check(parse_config({"evals": {"suites": [{**suite, "tasks": ["gsm8k"]}]}}), "mine.yaml")
+    assert capsys.readouterr().err == ""

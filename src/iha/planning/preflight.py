@@ -6,6 +6,7 @@ The hub is not asked: that takes a network, and a data set of it may be in the c
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from glob import glob
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from iha.config.schema import BookSource, Config, DocstringSource, FileSource, Source
 from iha.errors import ConfigError
+from iha.planning import bubblewrap
 from iha.planning.slices import SPLITS
 from iha.tracking.store import check_uri
 
@@ -34,6 +36,15 @@ def check(config: Config, where: str) -> None:
     ]
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
+    for line in _programs(config):
+        print(line, file=sys.stderr)  # a warning: nodes may allow what this machine forbids
+
+
+def _programs(config: Config) -> Iterator[str]:
+    tasks = sorted({"mbpp", "humaneval"} & {task for suite in config.evals.suites for task in suite.tasks})
+    reason = bubblewrap.unavailable() if tasks else None
+    if reason is not None:
+        yield f"{' and '.join(tasks)}: cells stay blank if evaluations run on this machine: {reason}"
 
 
 def _corpora(config: Config) -> Iterator[str]:

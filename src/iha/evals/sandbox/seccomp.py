@@ -19,7 +19,8 @@ _X32 = 0x40000000
 _NAMESPACES = 0x7E020080
 
 _COMMON = {"open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
-           "mount_setattr": 442, "memfd_secret": 447, "io_uring_setup": 425, "clone3": 435}  # fmt: skip
+           "mount_setattr": 442, "memfd_secret": 447, "io_uring_setup": 425, "clone3": 435,
+           "pidfd_getfd": 438}  # fmt: skip
 _X86 = {"unshare": 272, "setns": 308, "mount": 165, "umount2": 166, "pivot_root": 155, "ptrace": 101,
         "process_vm_readv": 310, "process_vm_writev": 311, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323,
         "keyctl": 250, "add_key": 248, "request_key": 249, "kexec_load": 246, "kexec_file_load": 320,
