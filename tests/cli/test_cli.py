@@ -11,7 +11,6 @@ import yaml
 
 from iha.cli import main
 from iha.config.load import load_config, parse_config
-from iha.config.schema import Config
 from iha.planning.dag import ledger_slice
 from iha.planning.flops import ledger
 
@@ -22,7 +21,7 @@ def test_flops_prints_one_line_per_variant(capsys):
     main(["flops", "--config", SMOKE])
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert lines[0].split()[:4] == ["variant", "params", "M", "non-emb"]
+    assert lines[0].split()[:4] == ["variant", "params", "M", "GFLOP/token"]
     assert [line.split()[0] for line in lines[1:6]] == ["global", "global_local", "talking_heads", "diff", "iha"]
     assert len({len(line) for line in lines[:6]}) == 1
     assert "match: flops" in out
@@ -32,7 +31,7 @@ def test_flops_prints_one_line_per_variant(capsys):
 
 def test_flops_json_is_the_ledger(capsys):
     main(["flops", "--json"])
-    assert json.loads(capsys.readouterr().out) == ledger(ledger_slice(Config()))
+    assert json.loads(capsys.readouterr().out) == ledger(ledger_slice(load_config(Path(SMOKE))))
 
 
 def test_config_prints_what_reads_back_as_the_same_config(capsys):
@@ -48,7 +47,7 @@ def test_what_config_prints_can_be_run(tmp_path, capsys):
     main(["config"])
     path = tmp_path / "resolved.yaml"
     path.write_text(capsys.readouterr().out)
-    assert load_config(path) == Config()
+    assert load_config(path) == load_config(Path(SMOKE))
 
 
 def test_schema_is_json(capsys):
@@ -68,12 +67,12 @@ def test_a_wrong_file_is_one_line_and_status_2(tmp_path, capsys, command):
     assert printed.err == f"iha: {path}: pretrain.lr is '3e-4x'; allowed: a number, such as 3e-4\n"
 
 
-@pytest.mark.parametrize("args", [[], ["config"], ["flops"], ["trace"], ["diff"], ["theory"]])
+@pytest.mark.parametrize("args", [[], ["config"], ["flops"], ["trace"], ["diff"], ["theory"], ["sample"], ["export"]])
 def test_help_has_an_example(capsys, args):
     with pytest.raises(SystemExit) as caught:
         main([*args, "--help"])
     assert caught.value.code == 0
-    assert re.search(r"examples?:\n  iha \w+ ", capsys.readouterr().out)
+    assert re.search(r"examples?:\n  iha \w+", capsys.readouterr().out)
 
 
 def test_no_command_is_an_error(capsys):

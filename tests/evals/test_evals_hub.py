@@ -23,9 +23,8 @@ from iha.cli import main
 from iha.errors import DataError
 from iha.evals.lm import IhaLM
 from iha.evals.prefill import left_pad
-from iha.hub.export import export_model
-from iha.hub.folders import tokenizer_of
-from iha.model.files import load_model, read_header, save_model
+from iha.export import export_model
+from iha.model.files import load_model, read_header, save_model, tokenizer_of
 
 PROMPTS = ["the cat", "the cat sat on a mat and a dog ran to its end with 7 hats", "x = 3.14159"]
 NEW = 12
@@ -96,7 +95,7 @@ def test_an_exported_folder_is_whole_and_also_loads_here(exported):
     folder = exported["iha"]
     assert {path.name for path in folder.iterdir()} >= {
         "README.md", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-        "chat_template.jinja", "model.safetensors", "iha_hub_modeling.py", "iha_model_attention_iha.py",
+        "chat_template.jinja", "model.safetensors", "iha_model_hub.py", "iha_model_attention_iha.py",
     }  # fmt: skip
     ids = torch.tensor([[3, 4, 5]])
     assert torch.equal(load_model(folder)(ids), net("iha")(ids))

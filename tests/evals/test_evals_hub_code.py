@@ -14,10 +14,8 @@ from torch.nn import functional
 
 from iha.errors import ConfigError, DataError, UserError
 from iha.evals.lm import IhaLM
-from iha.hub.export import export_model, hub_config
-from iha.hub.folders import check_tokenizer, tokenizer_of
-from iha.hub.sources import _rewritten, flat_name, flat_sources
-from iha.model.files import read_header, save_model
+from iha.export import _rewritten, export_model, flat_name, flat_sources, hub_config
+from iha.model.files import check_tokenizer, read_header, save_model, tokenizer_of
 from iha.variants.base import spec_class
 
 SOURCE = '''"""Doc: from pack.sub import x stays."""
@@ -37,7 +35,7 @@ if True:
 text = "from pack.sub import other"
 '''
 WANTED = '''"""Doc: from pack.sub import x stays."""
-from . import iha_hub_flat as importlib
+from . import iha_importlib as importlib
 from .pack_sub_other import One
 from .pack_sub_other import two as deux
 from . import pack_sub as sub
@@ -135,10 +133,10 @@ def test_the_nearest_tokenizer_is_taken_and_its_absence_named(tmp_path):
 
 
 def test_a_header_need_not_name_a_tokenizer(tmp_path):
-    check_tokenizer(tmp_path, {"extra": {}}, tokenizer())
-    check_tokenizer(tmp_path, {"extra": {"tokenizer": tokenizer().sha256}}, tokenizer())
+    check_tokenizer(tmp_path, {"extra": {}}, tokenizer().folder, tokenizer().sha256)
+    check_tokenizer(tmp_path, {"extra": {"tokenizer": tokenizer().sha256}}, tokenizer().folder, tokenizer().sha256)
     with pytest.raises(DataError, match="trained with tokenizer 000000000000, but"):
-        check_tokenizer(tmp_path, {"extra": {"tokenizer": "0" * 64}}, tokenizer())
+        check_tokenizer(tmp_path, {"extra": {"tokenizer": "0" * 64}}, tokenizer().folder, tokenizer().sha256)
 
 
 def test_an_export_describes_the_model_and_touches_no_folder_that_is_there(tmp_path):
@@ -192,7 +190,7 @@ def test_model_arguments_have_defaults(tmp_path):
 @pytest.fixture(scope="module")
 def theirs():
     """The model behind transformers' interface, and ours with the same weights."""
-    from iha.hub.modeling import IhaConfig, IhaForCausalLM
+    from iha.model.hub import IhaConfig, IhaForCausalLM
 
     attention = json.loads(net("iha").spec.model_dump_json())
     config = IhaConfig(json.loads(MODEL.model_dump_json()), attention, SIZE, 64)
@@ -222,7 +220,7 @@ def test_its_loss_is_the_mean_over_the_labelled_next_tokens(theirs):
 
 
 def test_a_cache_goes_on_where_it_stands_and_its_rows_can_be_reordered(theirs):
-    from iha.hub.modeling import _CACHE
+    from iha.model.hub import _CACHE
 
     with torch.no_grad():
         whole = theirs(TOKENS).logits
@@ -246,7 +244,7 @@ def test_a_cache_goes_on_where_it_stands_and_its_rows_can_be_reordered(theirs):
     ],
 )
 def test_padding_on_the_left_is_counted(mask, right, pads):
-    from iha.hub.modeling import left_padding
+    from iha.model.hub import left_padding
 
     found = left_padding(None if mask is None else torch.tensor(mask), right_allowed=right)
     assert (None if found is None else found.tolist()) == pads
@@ -254,7 +252,7 @@ def test_padding_on_the_left_is_counted(mask, right, pads):
 
 @pytest.mark.parametrize(("mask", "right"), [([[1, 0, 1]], True), ([[0, 1, 0, 1]], True), ([[1, 1, 0]], False)])
 def test_padding_elsewhere_is_refused(mask, right):
-    from iha.hub.modeling import left_padding
+    from iha.model.hub import left_padding
 
     with pytest.raises(ValueError, match=r"attention_mask: pad on the left \(padding_side='left'\)"):
         left_padding(torch.tensor(mask), right_allowed=right)

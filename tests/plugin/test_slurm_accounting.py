@@ -6,7 +6,7 @@ import shutil
 import pytest
 from slurmlab import Cluster, missing, wait_for
 
-from iha.doctor import site
+from iha import doctor
 from snakemake_executor_plugin_submitit import slurm
 
 PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacctmgr")
@@ -34,6 +34,6 @@ def test_accounting_knows_the_end_of_jobs_that_the_controller_has_forgotten(monk
         assert slurm.post_mortem(done).state == "COMPLETED"
         assert slurm.post_mortem(failed).node in ("n1", "n2")
         assert slurm.post_mortem("99999").state == "GONE"
-        assert {o.check: o.status for o in site.commands(True)}["slurm accounting"] == "ok"
+        assert {o.name: o.status for o in doctor.slurm_commands(True)}["accounting"] == "ok"
     finally:
         recorded.close()

@@ -207,11 +207,11 @@ def test_doctor_looks_at_two_nodes_through_the_profile(cluster, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(done.stdout)
-    node = {row["check"]: row for row in rows if row["where"] == "n1"}
-    for name in ("python", "kernel sdpa", "files runtime.state_dir", "cpus", "ranks gloo", "shared files"):
+    node = {row["name"]: row for row in rows if row["where"] == "n1"}
+    for name in ("python", "sdpa", "runtime.state_dir", "cpus", "ranks gloo", "shared files"):
         assert node[name]["status"] == "ok", node[name]
-    assert "n1, n2" in node["shared files"]["found"] and node["ranks gloo"]["found"].startswith("2 ranks")
-    login = {row["check"]: row["status"] for row in rows if row["where"] != "n1"}
+    assert "n1, n2" in node["shared files"]["result"] and node["ranks gloo"]["result"].startswith("2 ranks")
+    login = {row["name"]: row["status"] for row in rows if row["where"] != "n1"}
     assert login["slurm"] == login["job"] == "ok"
     assert [status for name, status in login.items() if name.startswith("request") and "pretrain" in name] == ["ok"]
 

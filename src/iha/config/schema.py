@@ -67,6 +67,10 @@ __all__ = [
 ]
 
 
+#: Prompt and answer may be this many times the pretraining length; RoPE sets no limit, memory does.
+CONTEXTS = 8
+
+
 class ModelConfig(Frozen):
     """The decoder shared by all variants (spec 4.1)."""
 

@@ -18,12 +18,13 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from iha.config.schema import CONTEXTS
 from iha.errors import ConfigError, DataError
 from iha.evals.companion import GoldScore, gold_scores
 from iha.evals.generate import Answer, Generator, Job
 from iha.evals.journal import Journal
 from iha.evals.sampling import Draw, Sampling, prompt_digest
-from iha.hub.folders import CONTEXTS, check_tokenizer, tokenizer_of
+from iha.model.files import check_tokenizer, tokenizer_of
 
 if TYPE_CHECKING:
     from iha.data.tokenizer import Tokenizer
@@ -99,7 +100,7 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
             device = "cpu"
         path = Path(arg_dict["path"])
         tokenizer = Tokenizer.load(Path(arg_dict.get("tokenizer") or tokenizer_of(path)))
-        check_tokenizer(path, read_header(path), tokenizer)
+        check_tokenizer(path, read_header(path), tokenizer.folder, tokenizer.sha256)
         model = load_model(path, device=device, backend=arg_dict.get("backend", "auto"))
         size = str(arg_dict.get("batch_size", extra.get("batch_size", "auto")))
         return cls(

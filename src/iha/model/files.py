@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 
 from iha.artifacts.manifest import atomic_path, write_json
 from iha.config.schema import ModelConfig, Variant
-from iha.errors import CheckpointError, ConfigError
+from iha.errors import CheckpointError, ConfigError, DataError
 from iha.model.tensors import save_tensors
 from iha.model.transformer import Transformer, build_model
 
@@ -69,3 +70,36 @@ def load_model(
     except (KeyError, TypeError, ConfigError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: not a complete model ({error}). Rerun the stage that writes it.") from error
     return model.to(dtype=dtype) if dtype is not None else model
+
+
+TOKENIZER_FILE = "ids.json"
+
+
+def tokenizer_of(model: Path) -> Path:
+    """The model folder if it holds a tokenizer, else the nearest folder `tokenizer` above it.
+
+    Raises:
+        DataError: there is none.
+    """
+    places = [model, *(parent / "tokenizer" for parent in model.resolve().parents)]
+    for place in places:
+        if (place / TOKENIZER_FILE).is_file():
+            return place
+    raise DataError(
+        f"{model}: no tokenizer in it and no folder `tokenizer` above it; name one: --tokenizer FOLDER, in "
+        "lm_eval's --model_args tokenizer=FOLDER."
+    )
+
+
+def check_tokenizer(model: Path, header: Mapping[str, Any], folder: Path, sha256: str) -> None:
+    """Compare the tokenizer in `folder` with the one named in the model's header, if it names one.
+
+    Raises:
+        DataError: they differ; the tokenizer of another run would turn every text into wrong ids.
+    """
+    known = header["extra"].get("tokenizer")
+    if known not in (None, sha256):
+        raise DataError(
+            f"{model}: trained with tokenizer {known[:12]}, but {folder} holds {sha256[:12]}. Name the "
+            "folder of the model's tokenizer: --tokenizer FOLDER, in lm_eval's --model_args tokenizer=FOLDER."
+        )

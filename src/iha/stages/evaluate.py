@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from iha.config.schema import CONTEXTS
 from iha.evals.tasks import offline
-from iha.hub.folders import CONTEXTS
 from iha.planning.slices import EvalSlice
 from iha.stages.common import RESUMABLE, Context, StageResult, run
 from iha.tracking import Tracker
