@@ -156,8 +156,8 @@ def _plan(args: argparse.Namespace) -> None:
 
 
 def _add_doctor(add: Any) -> None:
-    sub = add("doctor", "Check machine, files, data and cluster before a run; exit status 1 if a check fails.",
-              "iha doctor\niha doctor --profile slurm --slurm    also the cluster, with a job on its nodes")  # fmt: skip
+    text = "Check machine, files, data and cluster before a run; exit status 1 if a check fails."
+    sub = add("doctor", text, "iha doctor\niha doctor --profile slurm --slurm    also the cluster, with a job")
     sub.add_argument("--profile", type=Path, metavar="DIR", help="Snakemake profile to check, with its config")
     sub.add_argument("--slurm", action="store_true", help="submit a job through the profile (default: slurm)")
     sub.add_argument("--offline", action="store_true", help="do not contact the hub for tokenizer, corpora, benchmarks")

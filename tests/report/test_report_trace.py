@@ -168,7 +168,9 @@ def test_diff_shows_what_differs(finished, capsys):
     for path, kind, loss in ((one, "iha", 2.0), (two, "global", 2.5)):
         found = read_manifest(path)
         slice_ = {"variant": {"attention": {"kind": kind}}, "recipe": {"lr": 0.1}}
-        write_manifest(path, found.model_copy(update={"slice": slice_, "metadata": {**found.facts, "final_loss": loss}}))
+        write_manifest(
+            path, found.model_copy(update={"slice": slice_, "metadata": {**found.facts, "final_loss": loss}})
+        )
     found = json.loads(run(capsys, "diff", "iha/seed1/pretrain", "global/seed1/pretrain", "--json"))
     assert found["config"] == {"variant.attention.kind": ["iha", "global"]}
     assert found["metrics"] == {"final_loss": [2.0, 2.5]}
