@@ -8,7 +8,7 @@ import torch
 from attention_lab import frame, layer, model, spec_of, tokens
 
 from iha.model.attention.iha import collapse_heads, interleave, mix_heads, un_interleave
-from iha.model.attention.kernels import attend, dispatch, reference
+from iha.model.attention.kernels import attend, dispatch, reference_attention
 from iha.model.attention.masks import Mask
 
 P, HEADS, LENGTH = 3, 4, 21
@@ -175,7 +175,7 @@ def sign_flip(value_sign):
     value = torch.tensor([1.0, value_sign], dtype=torch.float64)[:, None, None]
     bases = (x.expand(1, 6, 1, 8) for x in (q, k, v))
     virtual = [interleave(mix_heads(base, alpha)) for alpha, base in zip((flip, flip, value), bases, strict=True)]
-    out = reference.attend(*(x.transpose(1, 2) for x in virtual), None, 8**-0.5)
+    out = reference_attention(*(x.transpose(1, 2) for x in virtual), None, 8**-0.5)
     return out[0, 0, 0], v, (q @ k) / 8**0.5
 
 

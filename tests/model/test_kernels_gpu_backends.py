@@ -75,11 +75,11 @@ def fake_flash(q, k, v, bounds, longest, window, scale):
 @given(case=CASES)
 def test_flash_segments_and_window_mean_the_mask(case):
     q, k, v, mask, seen = setup(case | {"token_causal": False})
-    old, flash._kernel = flash._kernel, lambda: fake_flash
+    old, flash.variable_length_kernel = flash.variable_length_kernel, lambda: fake_flash
     try:
         got = attend(q, k, v, mask, 0.3, "flash")
     finally:
-        flash._kernel = old
+        flash.variable_length_kernel = old
     real = slice(None) if mask.pad is None else (torch.arange(q.shape[2]) // mask.per_token >= mask.pad[:, None])
     want = oracle.softmax_attention(q, k, v, seen, 0.3)
     torch.testing.assert_close(got.transpose(1, 2)[real], want.transpose(1, 2)[real], rtol=0, atol=1e-12)
@@ -98,7 +98,7 @@ def test_choice_by_device():
 
 
 def test_without_the_private_operators_masked_sdpa_takes_over(monkeypatch):
-    monkeypatch.setattr(dispatch.flash_cpu, "AVAILABLE", False)
+    monkeypatch.setattr(dispatch.cpu, "AVAILABLE", False)
     assert dispatch.choose("cpu", "auto") == "sdpa"
     q = torch.randn(1, 2, 12, 8, dtype=torch.float64)
     got = attend(q, q, q, Mask(12, 12, window=3), 0.3, "banded")

@@ -9,9 +9,6 @@ from attention_lab import VARIANTS, model, tokens
 from iha.model.cache import LayerCache
 from iha.variants.base import Geometry
 
-#: Every variant with the cache it has, and the interleaved ones on base keys and values too.
-CACHES = [(name, "pseudo") for name in VARIANTS] + [(name, "base") for name in VARIANTS if name.startswith("iha")]
-
 
 def run(net, cache, *pieces):
     """Logits of consecutive pieces through the cache."""
@@ -19,18 +16,18 @@ def run(net, cache, *pieces):
 
 
 @pytest.mark.parametrize("prompt", [3, 4, 5, 7])
-@pytest.mark.parametrize(("variant", "form"), CACHES)
-def test_att_03_prefill_and_decode_equal_the_full_forward(variant, form, prompt):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_att_03_prefill_and_decode_equal_the_full_forward(variant, prompt):
     net, ids = model(variant, layers=5, dtype=torch.float32), tokens(2, 10)
-    got = run(net, net.new_cache(2, form=form), ids[:, :prompt], *ids[:, prompt:].split(1, dim=1))
+    got = run(net, net.new_cache(2), ids[:, :prompt], *ids[:, prompt:].split(1, dim=1))
     torch.testing.assert_close(got, net(ids), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", [(3, 4, 1, 1, 1), (3, 30, 40, 1, 1), (25, 25, 1, 24)])
-@pytest.mark.parametrize(("variant", "form"), CACHES)
-def test_att_03_chunked_prefill(variant, form, sizes):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_att_03_chunked_prefill(variant, sizes):
     net, ids = model(variant, layers=3), tokens(1, sum(sizes))
-    got = run(net, net.new_cache(1, form=form), *ids.split(list(sizes), dim=1))
+    got = run(net, net.new_cache(1), *ids.split(list(sizes), dim=1))
     torch.testing.assert_close(got, net(ids), rtol=0, atol=1e-6)
 
 
@@ -44,38 +41,26 @@ def test_att_03_local_layers_keep_their_window_and_global_layers_all(variant):
         assert layer.nbytes == 8 * net.spec.cache_values(geometry, index, 47)
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name.startswith("iha")])
-def test_a_base_cache_takes_p_times_less_memory(variant):
-    net, ids = model(variant, layers=5), tokens(1, 47)
-    pseudo, base = net.new_cache(1), net.new_cache(1, form="base")
-    run(net, pseudo, ids)
-    run(net, base, ids)
-    p = net.spec.pseudo_heads
-    for attention, of_pseudo, of_base in zip(net.attentions, pseudo.layers, base.layers, strict=True):
-        assert of_pseudo.nbytes == of_base.nbytes * attention.per_token
-    assert any(attention.per_token == p for attention in net.attentions)
-
-
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "reference"])
-@pytest.mark.parametrize(("variant", "form"), CACHES)
-def test_evl_01_left_padded_rows_equal_the_rows_alone(variant, form, backend):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_evl_01_left_padded_rows_equal_the_rows_alone(variant, backend):
     """Prompts of 3 and 7 tokens, 8 greedy tokens: same tokens, logits within 1e-4, in fp32."""
     net = model(variant, layers=5, backend=backend, dtype=torch.float32)
     prompts = [tokens(1, 3, seed=2), tokens(1, 7, seed=3)]
     pad = torch.tensor([4, 0])
     batch = torch.cat([torch.nn.functional.pad(prompts[0], (4, 0)), prompts[1]])
-    together, logits = greedy(net, batch, pad, form)
+    together, logits = greedy(net, batch, pad)
     for row, prompt in enumerate(prompts):
-        alone, alone_logits = greedy(net, prompt, None, form)
+        alone, alone_logits = greedy(net, prompt, None)
         assert torch.equal(together[row : row + 1], alone)
         torch.testing.assert_close(logits[row : row + 1], alone_logits, rtol=0, atol=1e-4)
         assert logits.isfinite().all()
 
 
 @torch.inference_mode()
-def greedy(net, ids, pad, form, steps=8):
+def greedy(net, ids, pad, steps=8):
     """Greedy tokens and their logits."""
-    cache = net.new_cache(ids.shape[0], form=form)
+    cache = net.new_cache(ids.shape[0])
     logits = [net(ids, cache=cache, pad=pad, last_only=True)]
     out = []
     for _ in range(steps):
@@ -92,13 +77,11 @@ def test_padding_without_a_cache_changes_nothing(variant):
     torch.testing.assert_close(padded[:1], net(ids[:1]), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("variant", "form"), [("global", "pseudo"), ("diff", "pseudo"), ("iha", "pseudo"), ("iha", "base")]
-)
-def test_selected_rows_share_a_prefill(variant, form):
+@pytest.mark.parametrize("variant", ["global", "diff", "iha"])
+def test_selected_rows_share_a_prefill(variant):
     net, ids = model(variant), tokens(2, 12)
     pad = torch.tensor([5, 0])
-    cache = net.new_cache(2, form=form)
+    cache = net.new_cache(2)
     net(ids, cache=cache, pad=pad)
     many = cache.select(torch.tensor([1, 0, 0, 1]))
     nexts = tokens(4, 3, seed=5)

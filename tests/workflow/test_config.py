@@ -221,7 +221,7 @@ SAME = {
     "variants", "seeds", "match", "reference", "goal",
     "model.rope_theta", "model.norm_eps", "model.init_std", "model.tie_embeddings",
     *(f"{stage}.{field}" for stage in ("pretrain", "extend", "sft") for field in RECIPE_SAME),
-    "evals.shots", "evals.samples", "evals.base_samples", "evals.temperature", "evals.kv_cache",
+    "evals.shots", "evals.samples", "evals.base_samples", "evals.temperature",
     "engine.loss_chunk", "engine.backend",
 }  # fmt: skip
 SCALE = (

@@ -72,11 +72,6 @@ class EvalConfig(Frozen):
         default_factory=lambda: HubSource(kind="hub", name="baber/paul_graham_essays"),
         description="text of the essay haystacks",
     )
-    kv_cache: Literal["pseudo", "base"] = Field(
-        "pseudo",
-        description="what an interleaved layer caches: its pseudo-keys and values, or the base ones, P times smaller "
-        "and mixed again at every step; same scores up to rounding",
-    )
     batch_size: Positive = Field(16, description="fixed and recorded: scores must not depend on it (EVL-01)")
 
     @model_validator(mode="after")

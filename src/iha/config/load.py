@@ -97,6 +97,12 @@ ALLOWED = {
 }
 
 
+#: Keys that configurations once had, and what replaces them.
+REMOVED = {
+    "evals.kv_cache": "remove it; the cache holds the keys and values that are attended to (formerly: pseudo)",
+}
+
+
 def _lines(error: ValidationError, raw: Mapping[str, Any]) -> Iterator[str]:
     """Every problem as one line; a list that is short only because an element of it is wrong is not reported."""
     errors: list[dict[str, Any]] = [dict(e) for e in error.errors()]
@@ -109,7 +115,9 @@ def _lines(error: ValidationError, raw: Mapping[str, Any]) -> Iterator[str]:
 def _explain(error: dict[str, Any], raw: Mapping[str, Any]) -> Iterator[str]:
     field, model = _walk([str(p) for p in error["loc"]], raw)
     kind, value = error["type"], error.get("input")
-    if kind == "extra_forbidden":
+    if kind == "extra_forbidden" and field in REMOVED:
+        yield f"{field}: this key no longer exists; {REMOVED[field]}"
+    elif kind == "extra_forbidden":
         key, names = field.rpartition(".")[2], sorted(getattr(model, "model_fields", {}))
         near = difflib.get_close_matches(key, names, 1)
         yield f"{field}: unknown key{f' (did you mean {near[0]}?)' if near else ''}; allowed: {', '.join(names)}"

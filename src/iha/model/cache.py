@@ -1,18 +1,11 @@
-"""The KV cache: keys and values as attended to (rotated, mixed), per layer only as far back as its window reaches.
-
-Or, on request, an interleaved layer's base keys and values: P times smaller, mixed again at every step.
-"""
+"""The KV cache: keys and values as attended to (rotated, mixed), per layer only as far back as its window reaches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
-
-#: pseudo: keys and values as attended to; base: those before mixing, P times fewer in an interleaved layer.
-CacheForm = Literal["pseudo", "base"]
 
 
 class LayerCache:
@@ -109,10 +102,6 @@ class LayerCache:
 
     def _room(self, kept: int) -> int:
         return max(32, (kept if self.keep is None else self.keep) // 4)
-
-
-class BaseCache(LayerCache):
-    """Base keys and values of one interleaved layer, before mixing: (B, 1, tokens, H d); `keep` counts tokens."""
 
 
 def _stacked(parts: Sequence[Tensor], room: int) -> Tensor:

@@ -16,7 +16,7 @@ from iha.config.schema import ModelConfig
 from iha.errors import ConfigError, UserError
 from iha.model.attention import Attention, Frame, build_attention
 from iha.model.attention.kernels import announce
-from iha.model.cache import CacheForm, KVCache, LayerCache
+from iha.model.cache import KVCache, LayerCache
 from iha.model.rope import Rope
 from iha.variants.base import AttentionSpec, Geometry
 
@@ -64,12 +64,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The language model. `build_model` makes one.
-
-    `cache_form`: what the KV caches of interleaved layers hold, unless `new_cache` is told otherwise.
-    """
-
-    cache_form: CacheForm = "pseudo"
+    """The language model; `build_model` creates one."""
 
     def __init__(
         self, config: ModelConfig, spec: AttentionSpec, vocab_size: int, pretrain_len: int, backend: str = "auto"
@@ -138,13 +133,9 @@ class Transformer(nn.Module):
         std = self.config.init_std * ((2 * self.config.n_layers) ** -0.5 if residual else 1.0)
         return torch.randn(parameter.shape, generator=generator) * std
 
-    def new_cache(self, batch: int, dtype: torch.dtype | None = None, form: CacheForm | None = None) -> KVCache:
-        """An empty cache for `batch` rows.
-
-        `dtype`: type to hold keys and values in, None: the type they come in. `form`: what interleaved layers hold,
-        None: the model's `cache_form`; base takes P times less memory and gives the same logits up to rounding.
-        """
-        return KVCache([attention.new_cache(dtype, form or self.cache_form) for attention in self.attentions], batch)
+    def new_cache(self, batch: int, dtype: torch.dtype | None = None) -> KVCache:
+        """An empty cache for `batch` rows; keys and values are kept in `dtype`, None: the type they come in."""
+        return KVCache([attention.new_cache(dtype) for attention in self.attentions], batch)
 
     def hidden(
         self,

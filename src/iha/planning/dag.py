@@ -125,7 +125,6 @@ def eval_slice(config: Config, name: str, model: str) -> EvalSlice:
         samples=1 if ruler else e.samples if model == "sft" else e.base_samples,
         temperature=1.0 if ruler else e.temperature,
         max_new_tokens=e.max_new_tokens,
-        kv_cache=e.kv_cache,
         batch_size=e.batch_size,
     )
 

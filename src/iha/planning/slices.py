@@ -111,7 +111,6 @@ class EvalSlice(Frozen):
     samples: int
     temperature: Annotated[float, Field(gt=0)]
     max_new_tokens: int
-    kv_cache: Literal["pseudo", "base"] = "pseudo"
     batch_size: int
 
 

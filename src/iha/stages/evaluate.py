@@ -62,7 +62,7 @@ def body(part: EvalSlice, context: Context) -> StageResult:
         jsonl=home / "metrics.jsonl",
         tags={"code": context.code},
     )
-    with _killed_if_stopped(tracker), Journal(home / "answers.jsonl", _identity(part, subject, context)) as journal:
+    with _killed_if_stopped(tracker), Journal(home / "answers.jsonl", _identity(subject, context)) as journal:
         lm, settings = _load(part, context, subject, journal)
         outcome = _ruler(lm, part, context, subject) if part.suite.lengths else _reasoning(lm, part, context, subject)
         write_records(home / "samples.jsonl.gz", outcome.records)
@@ -99,10 +99,10 @@ def _subject(context: Context) -> Subject:
     )
 
 
-def _identity(part: EvalSlice, subject: Subject, context: Context) -> str:
-    """What an answer depends on besides its prompt: weights, tokenizer, code, precision, form of the cache."""
+def _identity(subject: Subject, context: Context) -> str:
+    """What an answer depends on besides its prompt: weights, tokenizer, code, precision."""
     tokenizer = context.inputs["tokenizer"].facts["sha256"]
-    return f"{subject.weights}|{tokenizer}|{context.code}|{_precision(context)[1]}|{part.kv_cache}"
+    return f"{subject.weights}|{tokenizer}|{context.code}|{_precision(context)[1]}"
 
 
 def _precision(context: Context) -> tuple[str, torch.dtype]:
@@ -124,7 +124,6 @@ def _load(part: EvalSlice, context: Context, subject: Subject, journal: Any) -> 
     torch.set_num_threads(context.threads)
     device, dtype = _precision(context)
     model = load_model(subject.folder, device, dtype)
-    model.cache_form = part.kv_cache
     limit = CONTEXTS * subject.context
     lm = IhaLM(
         model,
@@ -136,7 +135,6 @@ def _load(part: EvalSlice, context: Context, subject: Subject, journal: Any) -> 
     )
     settings: dict[str, Any] = {
         "batch_size": part.batch_size,
-        "kv_cache": part.kv_cache,
         "context": subject.context,
         "dtype": str(dtype).removeprefix("torch."),
         "max_length": limit,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from iha.model.attention.context import Frame
 from iha.model.attention.kernels import attend
 from iha.model.attention.masks import Mask
-from iha.model.cache import CacheForm, LayerCache
+from iha.model.cache import LayerCache
 from iha.variants.base import AttentionSpec, Geometry
 
 S = TypeVar("S", bound=AttentionSpec)
@@ -41,8 +41,8 @@ class Attention(nn.Module, ABC, Generic[S]):
         """The module of one layer; a variant whose layers differ in kind overrides this."""
         return cls(spec, geometry, layer, backend)
 
-    def new_cache(self, dtype: torch.dtype | None, form: CacheForm) -> LayerCache:
-        """An empty cache of this layer, which keeps no more than its window; the form matters to interleaved layers."""
+    def new_cache(self, dtype: torch.dtype | None = None) -> LayerCache:
+        """An empty cache of this layer, which keeps no more than its window."""
         return LayerCache(None if self.window is None else self.window * self.per_token, dtype)
 
     @abstractmethod

@@ -38,7 +38,6 @@ class Frame:
         self.longest_pad = longest_pad
         self.documents = documents
         self.device = device
-        self._rope = rope
         self._masks: dict[tuple[int, int, int | None, bool], Mask] = {}
         self.rotations: dict[int, Rotation] = {p: self._rotation(rope, p) for p in per_token}
 
@@ -50,10 +49,6 @@ class Frame:
         index = torch.arange(start, start + length, device=self.device)
         positions = (index - self.pad[:, None] * per_token).clamp_min(0)
         return rope.gather(positions, start + length)
-
-    def within_token(self, per_token: int) -> Rotation:
-        """Rotation of positions 0 .. P - 1, each (P, d): what sets the virtual tokens of one token apart."""
-        return self._rope.span(0, per_token, self.device)
 
     def mask(self, n_keys: int, *, per_token: int = 1, window: int | None = None, token_causal: bool = False) -> Mask:
         """Mask of this pass's queries over the last `n_keys` virtual keys; `window` in tokens.

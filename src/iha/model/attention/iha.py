@@ -30,12 +30,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from iha.model.attention import folded
 from iha.model.attention.base import Attention
 from iha.model.attention.context import Frame
-from iha.model.attention.kernels import FEW_QUERIES, attend
 from iha.model.attention.mha import MultiHeadAttention
-from iha.model.cache import BaseCache, CacheForm, LayerCache
+from iha.model.cache import LayerCache
 from iha.model.rope import rotate
 from iha.variants.base import AttentionSpec, Geometry
 from iha.variants.iha import IhaSpec
@@ -146,10 +144,6 @@ class InterleavedHeadAttention(Attention[IhaSpec]):
         """Attention of x (B, N, D)."""
         q, k, v = self.heads_of(self.qkv(x)).chunk(3, dim=2)
         rotation = frame.rotations[self.per_token]
-        if isinstance(cache, BaseCache):
-            q = rotate(interleave(mix_heads(q, self.alpha_q)), rotation)
-            pseudo = un_interleave(self._on_base(q, k, v, frame, cache), self.per_token)
-            return self.project(collapse_heads(pseudo, self.collapse), x)
         heads = interleaved_attention(
             q,
             k,
@@ -160,27 +154,3 @@ class InterleavedHeadAttention(Attention[IhaSpec]):
             rotate=lambda x: rotate(x, rotation),
         )
         return self.project(heads, x)
-
-    def new_cache(self, dtype: torch.dtype | None, form: CacheForm) -> LayerCache:
-        """Pseudo-keys and values within the window, or base ones: tokens within it, P times less memory."""
-        return BaseCache(self.window, dtype) if form == "base" else super().new_cache(dtype, form)
-
-    def _on_base(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: BaseCache) -> Tensor:
-        """Attention of virtual queries (B, N P, H, d) on a base cache: a step folds the mixes, a prefill applies them.
-
-        k, v (B, N, H, d): base keys and values of the new tokens.
-        """
-        p = self.per_token
-        cos, sin = frame.rotations[p]
-        k = rotate(k, (cos[..., ::p, :], sin[..., ::p, :]))
-        k, v = (x.squeeze(1) for x in cache.append(k.flatten(2)[:, None], v.flatten(2)[:, None]))
-        q, tokens = q.to(k.dtype), k.shape[1]
-        mask = self.mask(frame, tokens * p)
-        within = frame.within_token(p)
-        if q.shape[1] <= FEW_QUERIES and self.backend != "reference":
-            return folded.attend(q, k, v, self.alpha_k, self.alpha_v, within, mask, self.scale, self.backend)
-        turn = (within[0].repeat(tokens, 1), within[1].repeat(tokens, 1))
-        k = rotate(interleave(mix_heads(self.heads_of(k), self.alpha_k)), turn)
-        v = interleave(mix_heads(self.heads_of(v), self.alpha_v))
-        out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, self.scale, self.backend)
-        return out.transpose(1, 2)

@@ -91,15 +91,6 @@ class Mask:
         """The whole mask as 0 and minus infinity, in type and device of `like`."""
         return additive(self.dense(like.device), like.dtype)
 
-    def seen(self, device: torch.device) -> Tensor | None:
-        """The whole mask, Boolean; None if every query sees every key. Computed once per mask, for many layers."""
-        if not self.ragged and not self.windowed and self.n_queries <= self.group:
-            return None
-        if "seen" not in self.memo:
-            self.memo["seen"] = self.dense(device)
-        seen: Tensor = self.memo["seen"]
-        return seen
-
     def step_bias(self, like: Tensor) -> Tensor | None:
         """Bias of all queries over `keys_of` them; None if all are seen. Computed once per mask, for many layers."""
         if self.ragged:
@@ -112,24 +103,6 @@ class Mask:
         low, high = self.keys_of(0, self.n_queries)
         band = Mask(self.n_queries, high - low, self.window, self.group)
         return _band_bias(band, like.device, like.dtype)
-
-    def spans(self) -> Tensor:
-        """The range of keys, first and past the last, that each query sees: (1 or B, queries, 2) int64 on the CPU.
-
-        Without documents only. A query within the padding sees its own token. Computed once per mask, for many layers.
-        """
-        if "spans" not in self.memo:
-            own = torch.arange(self.offset, self.n_keys)
-            first = own // self.group * self.group
-            past = first + self.group
-            low = torch.zeros_like(own) if self.window is None else first - self.window + self.group
-            if self.pad is not None:
-                real = (self.pad.cpu()[:, None] - self.first) * self.per_token
-                low = torch.minimum(torch.maximum(low, real), first)
-            past = past.clamp_max(self.n_keys).expand_as(low)
-            self.memo["spans"] = torch.stack((low.clamp_min(0), past), dim=-1).view(-1, self.n_queries, 2)
-        spans: Tensor = self.memo["spans"]
-        return spans
 
     def _causal(self, q: Tensor, k: Tensor) -> Tensor:
         if self.group > 1:

@@ -1,5 +1,5 @@
-"""Attention kernels behind one dispatcher; all compute softmax(q k^T scale + mask) v and agree within rounding."""
+"""Attention kernels with one face, `attend`."""
 
-from iha.model.attention.kernels.dispatch import FEW_QUERIES, announce, attend
+from iha.model.attention.kernels.dispatch import KERNELS, announce, attend, choose, reference_attention
 
-__all__ = ["FEW_QUERIES", "announce", "attend"]
+__all__ = ["KERNELS", "announce", "attend", "choose", "reference_attention"]

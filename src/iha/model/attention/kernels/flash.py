@@ -16,7 +16,7 @@ from iha.errors import UserError
 from iha.model.attention.masks import Mask
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """softmax(q k^T scale + mask) v for q (B, H, L, d), k and v (B, H, L, d); returns (B, H, L, d).
 
     Raises:
@@ -31,7 +31,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     bounds, longest = segments(mask, batch, q.device)
     packed = (x.transpose(1, 2).reshape(batch * length, heads, width) for x in (q, k, v))
     window = (-1 if mask.window is None else mask.window - 1, 0)
-    out: Tensor = _kernel()(*packed, bounds, longest, window, scale)
+    out: Tensor = variable_length_kernel()(*packed, bounds, longest, window, scale)
     return out.view(batch, length, heads, width).transpose(1, 2)
 
 
@@ -53,7 +53,7 @@ def segments(mask: Mask, batch: int, device: torch.device) -> tuple[Tensor, int]
 
 
 @cache
-def _kernel() -> Callable[..., Any]:
+def variable_length_kernel() -> Callable[..., Any]:
     """One call (q, k, v, bounds, longest, window, scale) over (tokens, H, d)."""
     try:
         from flash_attn import flash_attn_varlen_func

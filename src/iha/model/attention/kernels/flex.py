@@ -19,7 +19,7 @@ from iha.model.attention.masks import Mask
 BLOCK = 128
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+def masked_flex_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """softmax(q k^T scale + mask) v for q (B, H, Q, d), k and v (B, H, K, d); returns (B, H, Q, d)."""
     out: Tensor = _kernel(q.device.type)(q, k, v, block_mask=block_mask(mask, q.device), scale=scale)
     return out
