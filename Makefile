@@ -6,10 +6,10 @@ CORES ?= all
 RESULTS := results/smoke/report
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint docs coverage ui clean bench
+.PHONY: help install demo test test-fast lint docs coverage ui clean bench
 
 help:  ## list the commands
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 
 # Most modules of the dependencies are never imported: compiling all would take two minutes more. What is imported is
 # compiled once, also where a container's environment forbids it: else every start would do it again (7 CPU-s for Snakemake).
@@ -41,22 +41,20 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@echo "$(CURDIR)" > $@
 
 demo: install  ## run the whole workflow small, on CPU, to finished tables
-	@echo "Running configs/smoke.yaml: five attention variants, from text to tables, 50 jobs, 5 to 20 minutes."
-	@echo "A training is silent for a minute or two here; its log is not: tail -f results/smoke/logs/pretrain-*.log"
-	@$(BIN)/snakemake --cores $(CORES) --quiet host reason
+	@echo "Running configs/smoke.yaml: five attention variants, from text to tables, on CPU."
+	@$(BIN)/snakemake --cores $(CORES) --logger status
 	@echo
-	@echo "Done. These are smoke numbers from tiny models, not a reproduction. Look at:"
-	@echo "  $(RESULTS)/table1.md, table2.md   the paper's tables, ours beside the paper's"
-	@echo "  $(RESULTS)/report.html            one page with everything; open it in a browser"
-	@echo "  make ui                                    the runs in MLflow, http://127.0.0.1:5000"
+	@echo "Look at:  $(RESULTS)/report.html    everything on one page"
+	@echo "          make ui                              the runs in MLflow"
 
 # Whole files, long ones first (tests/conftest.py), on three workers, since some wait for Slurm.
 WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 
 test: install  ## run all tests
-	@echo "Running the tests (a quarter of an hour on two cores)"
 	@$(BIN)/python -m pytest $(WORKERS)
-	@echo "Tests passed. Next: make demo, or docs/ for how things work."
+
+test-fast: install  ## run the tests that take no processes, clusters or browsers
+	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not slurm"
 
 lint: install  ## check style, types, the workflow's format and rules
 	@$(BIN)/ruff check .

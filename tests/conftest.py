@@ -40,3 +40,24 @@ def pytest_runtest_makereport(item, call):
     if report.skipped and required and "IHA_TEST_DATA" not in str(report.longrepr):
         report.outcome = "failed"
         report.longrepr = f"skipped although IHA_REQUIRE={','.join(sorted(required))}: {report.longrepr}"
+
+
+#: How to install what a marked test needs.
+INSTALL = {
+    "slurm": "apt install slurmctld slurmd slurm-client munge",
+    "sandbox": "allow user namespaces (docs/cluster.md)",
+    "chromium": "apt install chromium",
+    "latex": "apt install texlive-latex-recommended",
+    "gpu": "a machine with an NVIDIA GPU",
+}
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say what was skipped, and what to install to run it."""
+    counts = {}
+    for report in terminalreporter.stats.get("skipped", ()):
+        reason = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
+        need = next((name for name in INSTALL if name in report.keywords), reason)
+        counts[need] = counts.get(need, 0) + 1
+    for need, count in sorted(counts.items()):
+        terminalreporter.write_line(f"skipped {count}: {need}" + (f"; {INSTALL[need]}" if need in INSTALL else ""))
