@@ -102,12 +102,6 @@ class LogHandler(LogHandlerBase):
         event = getattr(record, "event", None)
         if event == LogEvent.JOB_INFO:
             self._announce(record)
-        elif event == LogEvent.JOB_STARTED:
-            now = time.monotonic()
-            for job in getattr(record, "jobs", ()):
-                if job in self.jobs:
-                    self.running[job] = self.jobs[job]
-                    self.jobs[job].began = now
         elif event == LogEvent.JOB_FINISHED:
             self._finish(getattr(record, "job_id", -1))
         elif event == LogEvent.PROGRESS:
@@ -122,9 +116,10 @@ class LogHandler(LogHandlerBase):
 
     def _announce(self, record: Any) -> None:
         log = next(iter(record.log or ()), None)
-        self.jobs[record.jobid] = Running(record.rule_msg or record.rule_name, Path(log) if log else None)
+        job = Running(record.rule_msg or record.rule_name, Path(log) if log else None)
+        self.jobs[record.jobid] = self.running[record.jobid] = job
         if self.common_settings.dryrun:
-            self.console.print(f"would run: {self.jobs[record.jobid].title}", markup=False)
+            self.console.print(f"would run: {job.title}", markup=False)
 
     def _finish(self, job_id: int) -> None:
         job = self.running.pop(job_id, None) or self.jobs.get(job_id)
@@ -153,11 +148,11 @@ class LogHandler(LogHandlerBase):
     def _show(self) -> None:
         if not self.console.is_terminal or not self.total or self.common_settings.dryrun:
             return
-        if self.live is None:
-            self.live = Live(console=self.console, get_renderable=self.status, refresh_per_second=2, transient=True)
-            self.live.start()
         if self.done >= self.total:
             self._stop()
+        elif self.live is None:
+            self.live = Live(console=self.console, get_renderable=self.status, refresh_per_second=2, transient=True)
+            self.live.start()
 
     def status(self) -> Text:
         """The status line, with one line per running job below it."""
@@ -174,6 +169,8 @@ class LogHandler(LogHandlerBase):
         if self.live is not None:
             self.live.stop()
             self.live = None
+            took = clock(time.monotonic() - self.began)
+            self.console.print(f"{self.done} of {self.total} jobs finished in {took}", markup=False)
 
     def close(self) -> None:
         """Give the terminal back; failed jobs are named last."""
