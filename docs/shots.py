@@ -22,8 +22,8 @@ from chromium import Chromium  # noqa: E402
 from mlflowlab import server, until  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from iha.tracking.store import client_for  # noqa: E402
-from iha.tracking.sync import sync  # noqa: E402
+from iha.tracking.__main__ import import_runs  # noqa: E402
+from iha.tracking.mlflow import client_for  # noqa: E402
 
 IMAGES = ROOT / "docs" / "img"
 WIDTH, HEIGHT = 1360, 760
@@ -53,7 +53,7 @@ def photograph(browser: Chromium, address: str, name: str, words: list[str], *st
 def main(state: Path, database: Path) -> None:
     """Write every picture."""
     uri = f"sqlite:///{database.resolve()}"
-    sync(state, uri)
+    import_runs(state, uri)
     client = client_for(uri)
     (home,) = (e.experiment_id for e in client.search_experiments() if e.name != "Default")
     found = client.search_runs([home], filter_string="tags.stage = 'summary'", order_by=["attributes.run_name"])

@@ -19,7 +19,7 @@ from iha.report.experiment import manifest_path
 from iha.stages import report
 from iha.studies.relations.folders import run_name
 from iha.studies.relations.shapes import params, train_slice
-from iha.tracking.journal import Journal
+from iha.tracking.metrics import MetricsFile
 
 VARIANTS = ("global", "global_local", "talking_heads", "diff", "iha")
 RULER_TASKS = ("niah_single_1", "niah_multikey_1", "niah_multikey_2", "vt")
@@ -89,7 +89,7 @@ class World:
     def train(self, variant, seed, stage, steps=4, skipped=0, digests=None, losses=(4.0, 3.0, 2.5, 2.25)):
         """Add a training stage with its journal."""
         folder = self.state / f"runs/{variant}/seed{seed}/{stage}"
-        journal = Journal(folder / "metrics.jsonl")
+        journal = MetricsFile(folder / "metrics.jsonl")
         for step, loss in enumerate(losses):
             journal.write("metrics", step=step, values={"loss": loss})
         journal.close()

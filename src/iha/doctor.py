@@ -506,7 +506,7 @@ TIMEOUT = 15.0
 
 def tracking_store(config: Config, several_nodes: bool) -> Iterator[Check]:
     """The MLflow store. A run loses nothing without it, so an unreachable store is a warning."""
-    from iha.tracking.store import check_uri, database
+    from iha.tracking.mlflow import check_uri, database
 
     uri = check_uri(os.environ.get("MLFLOW_TRACKING_URI", config.runtime.tracking_uri))
     file = database(uri)

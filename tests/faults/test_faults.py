@@ -153,7 +153,7 @@ def test_without_mlflow_a_run_finishes_and_its_metrics_are_complete(trial):
     gate = t.lab.root.with_name("mlflow-gate")
     env = {"MLFLOW_TRACKING_URI": UNREACHABLE, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     child = t.lab.start(t.job, prepare=impatient, IHA_FAULT=f"step@6:wait={gate}", **env)
-    child.wait_for(lambda: f"tracking at {UNREACHABLE}" in child.text)
+    child.wait_for(lambda: f"MLflow at {UNREACHABLE}" in child.text)
     gate.touch()
     assert child.wait() == 0, child.text
     t.same()

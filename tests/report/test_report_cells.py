@@ -20,7 +20,7 @@ from iha.report.records import Cell, Metric
 from iha.report.ruler import overall_lengths, ruler, ruler_grid, task_cells
 from iha.report.tables import caption, paper_tables
 from iha.report.training import LAST, training_cells, training_grid
-from iha.tracking.journal import Journal, encode
+from iha.tracking.metrics import MetricsFile, encode
 
 GSM = Column("sft", "gsm8k", "p1", "gsm8k_p1")
 LOSS = Column("sft", "gsm8k", "gold_nll", None, 3, "nats")
@@ -260,7 +260,7 @@ def test_the_end_of_a_training_is_the_mean_of_its_last_finite_losses(tmp_path):
     losses = [9.0] * 5 + [2.0] * (LAST - 1)
     for v, extra in (("global", [math.nan, 4.0]), ("iha", [math.inf, 3.0])):
         world.train(v, 1, "pretrain", steps=len(losses) + 2, losses=losses)
-        journal = Journal(tmp_path / f"runs/{v}/seed1/pretrain/metrics.jsonl")
+        journal = MetricsFile(tmp_path / f"runs/{v}/seed1/pretrain/metrics.jsonl")
         for step, loss in enumerate(extra, len(losses)):
             journal.write("metrics", step=step, values={"loss": encode(loss)})
         journal.close()

@@ -18,7 +18,7 @@ from iha.report.positions import measured, positions_section
 from iha.report.ruler import ruler
 from iha.report.section import Findings
 from iha.report.tables import paper_tables
-from iha.tracking.journal import Journal
+from iha.tracking.metrics import MetricsFile
 
 
 def found(world, folder):
@@ -28,7 +28,7 @@ def found(world, folder):
 
 def test_loss_stands_at_what_it_had_cost(tmp_path):
     world = whole(tmp_path, variants=("global", "iha"))
-    journal = Journal(tmp_path / "runs/iha/seed1/pretrain/metrics.jsonl")
+    journal = MetricsFile(tmp_path / "runs/iha/seed1/pretrain/metrics.jsonl")
     for step, loss in ((1, 4.0), (2, 3.0), (2, 3.5), (4, 2.0), (9, 9.0)):
         journal.write("metrics", step=step, values={"loss": loss, "step_seconds": float(step)})
     journal.close()

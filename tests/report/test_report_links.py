@@ -16,7 +16,7 @@ from iha.report.chain import _parents, follow, plain
 from iha.report.compare import _flat, _short, diff, diff_text, open_run
 from iha.report.experiment import ORIGINS, Experiment, choose, manifest_path
 from iha.report.trace import find, trace, trace_text
-from iha.tracking.journal import Journal
+from iha.tracking.metrics import MetricsFile
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_the_commit_is_that_of_the_manifest_as_it_lies_there(experiment):
     digest = trained(experiment, "sft", 3)
     _, found = experiment.manifest("train:iha:1:sft")
     assert experiment.commit(found, digest) is None and experiment.start(found) == {}
-    journal = Journal(experiment.state / "runs/sft/metrics.jsonl")
+    journal = MetricsFile(experiment.state / "runs/sft/metrics.jsonl")
     for commit, dirty in (("first", "true"), ("again", "false")):
         journal.write("start", run={"tags": {"git.commit": commit, "git.dirty": dirty}})
     journal.close()

@@ -21,7 +21,7 @@ from iha.report.positions import measured
 from iha.report.relation_figures import band
 from iha.report.section import Findings
 from iha.studies.relations.results import Grid, Outcome, Point
-from iha.tracking.journal import Journal
+from iha.tracking.metrics import MetricsFile
 
 
 @pytest.mark.parametrize("length", [SHOWN - 1, SHOWN, SHOWN + 1, WHOLE, WHOLE + 1])
@@ -109,7 +109,7 @@ def test_costs_that_nobody_noted_have_no_curve(tmp_path):
 def test_a_run_that_was_resumed_pays_for_each_step_once(tmp_path):
     world = World(tmp_path, variants=("iha",))
     world.train("iha", 1, "pretrain", losses=(4.0,))
-    journal = Journal(tmp_path / "runs/iha/seed1/pretrain/metrics.jsonl")
+    journal = MetricsFile(tmp_path / "runs/iha/seed1/pretrain/metrics.jsonl")
     for step, seconds in ((1, 5.0), (2, 5.0), (2, 7.0), (3, 7.0)):
         journal.write("metrics", step=step, values={"loss": 1.0, "step_seconds": seconds})
     journal.close()

@@ -17,7 +17,7 @@ from iha.report.notes import evaluated
 from iha.report.records import Grid, Text
 from iha.report.render import html_table
 from iha.report.setup import folds, setup
-from iha.tracking.journal import Journal
+from iha.tracking.metrics import MetricsFile
 
 SMOKE = load_config(Path(__file__).parents[2] / "configs" / "smoke.yaml")
 
@@ -35,7 +35,7 @@ def world(tmp_path):
 
 
 def test_the_page_says_what_was_trained(world):
-    journal = Journal(world.state / world.results.trained("sft")[0].journal)
+    journal = MetricsFile(world.state / world.results.trained("sft")[0].journal)
     journal.write("start", run={"tags": {"device": "Loom 9", "ranks": "2"}})
     journal.close()
     found = setup(world.results)

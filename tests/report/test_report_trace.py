@@ -19,7 +19,7 @@ from iha.report.compare import changed_files
 from iha.report.experiment import Experiment, manifest_path
 from iha.report.records import cells_of
 from iha.report.trace import trace, trace_text
-from iha.tracking.journal import Journal
+from iha.tracking.metrics import MetricsFile
 
 SMOKE = "experiment: smoke\nscale: smoke\n"
 PRESET = Path(__file__).parents[2] / "configs" / "smoke.yaml"
@@ -133,7 +133,7 @@ def test_every_suite_behind_a_cell_is_followed(finished, capsys):
 
 
 def test_the_commit_comes_from_the_journal(finished, capsys):
-    journal = Journal(finished / "state/smoke/runs/iha/seed1/sft/metrics.jsonl")
+    journal = MetricsFile(finished / "state/smoke/runs/iha/seed1/sft/metrics.jsonl")
     journal.write("start", run={"tags": {"git.commit": "abc123", "git.dirty": "true"}})
     journal.close()
     assert "commit abc123+" in run(capsys, "trace", "table1:iha:gsm8k_p1")
@@ -205,7 +205,7 @@ def test_diff_of_paths_reads_the_journals_of_their_own_experiment(finished, caps
         if name != "smoke":
             shutil.copytree("results/smoke", f"results/{name}")
         if speed:
-            journal = Journal(Path(f"state/{name}/runs/iha/seed1/pretrain/metrics.jsonl"))
+            journal = MetricsFile(Path(f"state/{name}/runs/iha/seed1/pretrain/metrics.jsonl"))
             journal.write("start", run={"tags": {"git.commit": f"c0{name}"}})
             journal.write("metrics", step=9, values={"step_seconds": 1.0, "tokens_per_second": speed})
             journal.close()

@@ -1,7 +1,7 @@
 """Config, paths and the one command line every rule shares."""
 
 import os
-import shlex
+import subprocess
 import sys
 from contextlib import suppress
 from functools import cache
@@ -69,19 +69,21 @@ onstart:
         write_json(Path(STATE) / "config.json", CFG.model_dump(mode="json"))
 
 
-# Short stages leave their runs in journals; the head carries them to MLflow, whose absence stops nothing.
-SYNC = (
-    f"{shlex.quote(sys.executable)} -m iha.tracking.sync {STATE} "
-    f"--tracking {shlex.quote(CFG.runtime.tracking_uri)} || true"
-)
+# The head imports what stages did not send to MLflow themselves. If MLflow is down, the workflow continues.
+def import_runs():
+    subprocess.run(
+        [sys.executable, "-m", "iha.tracking", STATE]
+        + ["--tracking", CFG.runtime.tracking_uri],
+        check=False,
+    )
 
 
 onsuccess:
-    shell(SYNC)
+    import_runs()
 
 
 onerror:
-    shell(SYNC)
+    import_runs()
 
 
 # Training stages may have several ranks; the launcher is not part of their code.

@@ -16,7 +16,7 @@ from iha.config.schema import BookSource, Config, DocstringSource, FileSource, S
 from iha.errors import ConfigError
 from iha.planning import bubblewrap
 from iha.planning.slices import SPLITS
-from iha.tracking.store import check_uri
+from iha.tracking.mlflow import check_uri
 
 
 def check(config: Config, where: str) -> None:

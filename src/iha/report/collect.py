@@ -13,7 +13,7 @@ from typing import Any
 from iha.artifacts.manifest import Manifest
 from iha.planning.slices import ReportSlice, TrainStage
 from iha.report.records import ItemScores, Metric, Score, TrainRun
-from iha.tracking.journal import read_metrics
+from iha.tracking.metrics import read_metrics
 
 #: Metrics of a training that are drawn; the others of a long journal are not kept.
 CURVES = ("loss", "step_seconds")

@@ -13,7 +13,7 @@ from iha.artifacts.manifest import Manifest, read_manifest
 from iha.artifacts.text import aligned
 from iha.errors import UserError
 from iha.report.experiment import Experiment
-from iha.tracking.journal import read_metrics
+from iha.tracking.metrics import read_metrics
 
 EXAMPLE = "iha/seed1/pretrain global/seed1/pretrain"
 SECTIONS = ("config", "code", "data", "metrics")

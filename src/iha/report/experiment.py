@@ -14,7 +14,7 @@ from iha.artifacts.fingerprint import ORIGINS
 from iha.artifacts.manifest import Manifest, read_manifest, sha256_file
 from iha.config.load import load_config
 from iha.errors import UserError
-from iha.tracking.journal import read_events
+from iha.tracking.metrics import read_events
 
 #: What `snakemake` itself runs when no config is named.
 DEFAULT_CONFIG = Path("configs/smoke.yaml")

@@ -13,9 +13,8 @@ from iha.report.collect import Results
 from iha.report.format import SCALE_LABELS, display
 from iha.report.paper import paper
 from iha.report.ruler import BySeed, Ruler
+from iha.variants.colours import COLOURS
 
-#: Colours that colour-blind readers tell apart (Okabe and Ito), one per variant in the order of the config.
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#999999")
 MARKERS = ("o", "s", "^", "D", "P", "X", "v", "*")
 #: Octaves between the variants' marks at one length, so that their intervals stand side by side.
 SHIFT = 0.05

@@ -7,10 +7,11 @@ from typing import Any
 
 from iha.evals.scores import mean_present
 from iha.report.collect import Results
-from iha.report.figures import COLOURS, pyplot, save
+from iha.report.figures import pyplot, save
 from iha.report.format import SCALE_LABELS, display
 from iha.report.page import image
 from iha.report.section import Findings, Section
+from iha.variants.colours import COLOURS
 
 
 def measured(results: Results, variant: str) -> list[dict[str, Any]]:

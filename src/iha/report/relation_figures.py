@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from iha.evals.scores import mean_sd
-from iha.report.figures import COLOURS, MARKERS, legend_below, pyplot, save
+from iha.report.figures import MARKERS, legend_below, pyplot, save
 from iha.report.format import SCALE_LABELS, big
 from iha.report.relations import STOPS, count, extent, scored
 from iha.studies.relations.results import Axis, Grid, Outcome, label
+from iha.variants.colours import COLOURS
 
 #: IHA is vermilion, as on the rest of the page; further IHA models are darker or lighter, with markers of their own.
 IHA_COLOURS = ("#D55E00", "#8A3C00", "#F08C4A", "#5C2800", "#F7B58A", "#B04E00")

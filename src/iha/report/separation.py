@@ -7,10 +7,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from iha.report.figures import COLOURS, MARKERS, legend_below, pyplot, save
+from iha.report.figures import MARKERS, legend_below, pyplot, save
 from iha.report.format import MISSING, SCALE_LABELS
 from iha.report.records import Grid, Text
 from iha.report.render import labelled_csv, markdown, write_texts
+from iha.variants.colours import COLOURS
 
 HEADER = (
     "task", "layer", "size", "heads", "pseudo_heads", "heads_of_construction", "params", "seed", "unexplained", "floor",

@@ -20,7 +20,7 @@ from iha.report.notes import STAGES
 from iha.report.page import definitions
 from iha.report.render import fold
 from iha.report.section import Findings, Section
-from iha.tracking.journal import read_events
+from iha.tracking.metrics import read_events
 from iha.variants.base import Geometry
 
 

@@ -1,4 +1,4 @@
-"""Stage tracking: make the MLflow store once, before jobs that write to it start (MLF-01)."""
+"""Stage tracking: create the MLflow store once, before the jobs start: its migrations fail if jobs run them at once."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import logging
 from iha.errors import UserError
 from iha.planning.slices import TrackingSlice
 from iha.stages.common import Context, StageResult, run
-from iha.tracking.store import check_uri, prepare_store, unusable
+from iha.tracking.mlflow import Experiment, check_uri, explain
 
 log = logging.getLogger("iha")
 
 
 def body(part: TrackingSlice, context: Context) -> StageResult:
-    """A server that is away does not stop the workflow: journals are imported when it is back."""
+    """If MLflow is down, the workflow continues; the metrics files are imported when it is back."""
     check_uri(context.tracking_uri)
     try:
-        prepare_store(context.tracking_uri, part.experiment)
+        Experiment(context.tracking_uri, part.experiment).parent()
     except UserError:
         raise
     except Exception as error:
-        log.warning(unusable(context.tracking_uri, error))
+        log.warning(explain(context.tracking_uri, error))
         return StageResult(metadata={"experiment": part.experiment, "prepared": False})
     return StageResult(metadata={"experiment": part.experiment, "prepared": True})
 

@@ -1,49 +1,58 @@
-"""What a stage holds: it writes the journal, samples the machine and, in a long run, feeds MLflow from a thread."""
+"""The tracker of a running stage: writes the metrics file and, in a long run, copies it to MLflow from a thread.
+
+Importing MLflow with its sqlite store costs about 5 CPU-seconds, which a stage of a few seconds should not pay. A
+stage therefore writes its metrics file only; if it runs longer than LIVE_AFTER seconds, a thread starts to copy the
+file as it grows. All that MLflow does not have at the end is imported by the head process (`python -m iha.tracking`).
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import psutil
 
 from iha.artifacts.fingerprint import git_state
-from iha.tracking.journal import Journal, RunInfo, encode, read_run, start_event
-from iha.tracking.system import SystemSampler
+from iha.tracking.metrics import MetricsFile, RunInfo, move_aside, read_ends, read_run
+
+if TYPE_CHECKING:
+    from iha.tracking.mlflow import RunImport
 
 log = logging.getLogger("iha.tracking")
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-#: Seconds between two looks of the thread: system sample and replay.
+#: Seconds between two rounds of the thread: system metrics, then the copy to MLflow.
 PERIOD = 10.0
-#: Seconds of a run before MLflow is imported.
+#: Seconds that a stage runs before MLflow is imported.
 LIVE_AFTER = 30.0
-#: Seconds a stage waits at its end for the last batch.
-PATIENCE = 20.0
+#: Most seconds that a stage waits at its end for a copy in progress; the head imports what is missing.
+PATIENCE = 10.0
+MIB = 2**20
 
 
 class Tracker:
-    """One run of one stage. Nothing in here raises because MLflow is slow, broken or away."""
+    """One run of one stage. No method raises, or waits, because MLflow is slow, locked, broken or unreachable."""
 
     def __init__(self, uri: str, info: RunInfo, jsonl: Path, live_after: float, period: float) -> None:
         self.info = info
         self.run_id: str | None = None
-        # The thread must not look where the process happens to be: evaluations change their folder for a while.
-        self._uri, self._folder = uri, Path.cwd()
-        self._journal = Journal(jsonl.absolute())
-        self._live_after = live_after
-        self._period = period
+        self._uri = uri
+        self._file = MetricsFile(jsonl.absolute())
+        self._live_after, self._period = live_after, period
         self._stop = threading.Event()
         self._ending = threading.RLock()
         self._nonfinite: dict[str, int] = {}
         self._first_nonfinite: int | None = None
-        self._thread = threading.Thread(target=self._pump, name="iha-tracking", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="iha-tracking", daemon=True)
 
     @classmethod
     def start(
@@ -61,11 +70,16 @@ class Tracker:
         live_after: float | None = None,
         period: float | None = None,
     ) -> Self:
-        """Open the journal and start the thread.
+        """Open the metrics file and start the thread.
 
-        A journal of the same parameters and code is continued, and with it the MLflow run; one of others, or any if
-        `resume` is false (the stage starts from step 0), is moved aside and a new run begins. `live_after`: seconds
-        before MLflow is imported (LIVE_AFTER); `inf`: never in this process. `period`: between two looks (PERIOD).
+        A file of the same parameters and code is continued, and with it its MLflow run. A file of another run, or any
+        if `resume` is false (the stage starts from step 0), is moved aside and a new run begins.
+
+        Args:
+            uri: MLflow store; a relative database file is resolved now, since a stage may change its directory.
+            jsonl: the metrics file.
+            live_after: seconds before MLflow is imported (default LIVE_AFTER); `inf`: never in this process.
+            period: seconds between two rounds of the thread (default PERIOD).
         """
         git = git_state(Path(__file__).parent)
         info = RunInfo(
@@ -80,12 +94,14 @@ class Tracker:
         if resume and before and (before.key, before.config) == (info.key, info.config):
             info = replace(info, uid=before.uid)
         elif jsonl.exists():
-            _move_aside(jsonl)
-        if uri.startswith("sqlite:") and "SLURM_JOB_ID" in os.environ:
-            live_after = math.inf  # a database file on a shared file system has one writer: sync
+            move_aside(jsonl)
+        if uri.startswith("sqlite:"):
+            if "SLURM_JOB_ID" in os.environ:
+                live_after = math.inf  # jobs on several nodes must not write to one database file: the head does
+            uri = f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
         after, pause = LIVE_AFTER if live_after is None else live_after, PERIOD if period is None else period
         tracker = cls(uri, info, jsonl, after, pause)
-        tracker._journal.write("start", **start_event(info))
+        tracker._file.start(info)
         tracker._thread.start()
         return tracker
 
@@ -97,24 +113,19 @@ class Tracker:
             else:
                 self._nonfinite.setdefault(name, step)
                 self._first_nonfinite = step if self._first_nonfinite is None else self._first_nonfinite
-        self._journal.write("metrics", step=step, values={name: encode(value) for name, value in metrics.items()})
-
-    def artifact(self, path: Path) -> None:
-        """Name a small file to be copied to MLflow."""
-        self._journal.write("artifact", path=str(path.resolve()))
+        self._file.metrics(step, metrics)
 
     def finish(self, status: Status = "FINISHED") -> None:
-        """Close the run; a metric that was non-finite to the end makes it FAILED (MLF-04). Safe to call twice."""
+        """End the run; it has FAILED if a metric was still non-finite when it was logged last. Safe to call twice."""
         if self._stop.is_set():
             return
-        failed = "FAILED" if status == "FINISHED" and self._nonfinite else status
         with self._ending:
-            self._journal.write("finish", status=failed, nonfinite_step=self._first_nonfinite)
+            self._file.finish("FAILED" if status == "FINISHED" and self._nonfinite else status, self._first_nonfinite)
             self._stop.set()
         self._thread.join(PATIENCE)
         if self._thread.is_alive():
-            log.warning("MLflow did not answer in %.0f s; the rest stays in %s for sync.", PATIENCE, self._journal.path)
-        self._journal.close()
+            log.warning("MLflow does not respond; %s is imported when the workflow ends.", self._file.path)
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -122,44 +133,74 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.finish("FINISHED" if kind is None else "FAILED")
 
-    def _sample(self, sampler: SystemSampler) -> None:
-        """Write a system sample unless the run ended while it was taken: `finish` is a journal's last line."""
-        step, values = sampler.step(), sampler.sample()
-        with self._ending:
-            if not self._stop.is_set():
-                self._journal.write("metrics", step=step, values=values)
-
-    def _pump(self) -> None:
-        """Sample and replay until the run ends; every error is logged once and tried again later."""
-        sampler, started, complained = SystemSampler(), time.monotonic(), False
-        replay: Any = None
+    def _work(self) -> None:
+        """Sample and copy until the run ends. A failed copy is logged once, and tried again in the next round."""
+        system, began = SystemMetrics(self._file.path), time.monotonic()
+        copy: RunImport | None = None
+        failed = reported = False
         while True:
             ended = self._stop.wait(self._period)
+            if not ended:
+                self._sample(system)
+            if ended and (copy is None or failed):
+                return
+            if copy is None and time.monotonic() - began < self._live_after:
+                continue
             try:
-                if not ended:
-                    self._sample(sampler)
-                if replay is None and not ended and time.monotonic() - started >= self._live_after:
-                    from iha.tracking.replay import Replay
-
-                    replay = Replay(self._uri, self._journal.path, self._folder)
-                if replay is not None:
-                    replay.advance()
-                    self.run_id = replay.run_id
+                copy = copy or self._open()
+                copy.advance()
+                self.run_id, failed = copy.run_id, False
             except Exception as error:
-                if not complained:
-                    log.warning("tracking at %s: %s (training goes on; nothing is lost)", self._uri, error)
-                complained = True
+                if not reported:
+                    log.warning("MLflow at %s: %s (the run continues; nothing is lost)", self._uri, error)
+                failed = reported = True
             if ended:
-                if replay is not None:
-                    replay.close()
                 return
 
+    def _open(self) -> RunImport:
+        from iha.tracking.mlflow import Experiment, RunImport
 
-def _move_aside(path: Path) -> None:
-    """Rename a journal to the first free `stem.N.jsonl`, and its import state with it."""
-    n = next(n for n in range(1, 10**6) if not path.with_name(f"{path.stem}.{n}{path.suffix}").exists())
-    aside = path.with_name(f"{path.stem}.{n}{path.suffix}")
-    state = path.with_suffix(".mlflow.json")
-    if state.exists():
-        state.rename(aside.with_suffix(".mlflow.json"))
-    path.rename(aside)
+        return RunImport(Experiment(self._uri, self.info.experiment, create_database=False), self._file.path)
+
+    def _sample(self, system: SystemMetrics) -> None:
+        """Write system metrics unless the run ended while they were taken: `finish` is the last line of a file."""
+        step, values = system.step(), system.sample()
+        with self._ending:
+            if not self._stop.is_set():
+                self._file.metrics(step, values)
+
+
+class SystemMetrics:
+    """Samples of this process, the host and, if torch already uses one, the GPU; each costs less than a millisecond."""
+
+    def __init__(self, path: Path) -> None:
+        """`path`: the metrics file, whose first event is step 0 of the samples."""
+        ends = read_ends(path)
+        self._began = float(ends[0]["time"]) if ends else time.time()
+        self._process = psutil.Process()
+        self._process.cpu_percent()
+        psutil.cpu_percent()
+
+    def step(self) -> int:
+        """Seconds since the run first started, so that the samples of a resumed run follow those before."""
+        return max(0, int(time.time() - self._began))
+
+    def sample(self) -> dict[str, float]:
+        """Percent of one core, MiB of memory, percent of the host's CPU and memory, MiB on the GPU."""
+        values = {
+            "system/process_cpu_percent": self._process.cpu_percent(),
+            "system/process_memory_mib": self._process.memory_info().rss / MIB,
+            "system/host_cpu_percent": psutil.cpu_percent(),
+            "system/host_memory_percent": psutil.virtual_memory().percent,
+        }
+        return {name: round(float(value), 2) for name, value in {**values, **_gpu()}.items()}
+
+
+def _gpu() -> dict[str, float]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    return {
+        "system/gpu_memory_mib": torch.cuda.memory_allocated() / MIB,
+        "system/gpu_memory_peak_mib": torch.cuda.max_memory_allocated() / MIB,
+    }

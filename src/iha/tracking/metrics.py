@@ -1,8 +1,9 @@
-"""The journal of a run: one JSON object a line, append-only, survives a crash in the middle of a line.
+"""The metrics file of a run: one JSON object per line, append-only, readable after a crash in the middle of a line.
 
-Lines are `start`, `metrics`, `artifact` and `finish` events. A resumed stage appends to its journal; a step that was
-computed twice stands there twice and the reader lets the later line win (MLF-02). Non-finite numbers are written as
-the strings "nan", "inf" and "-inf", so that every line is strict JSON.
+Every stage writes one (`metrics.jsonl` in its folder below the state directory). It is the record that the report
+reads; MLflow is a copy that can be filled again from these files at any time. Lines are `start`, `metrics` and
+`finish` events. A resumed stage appends to its file: a step that was computed twice occurs twice, and readers take
+the later line. Non-finite numbers are written as the strings "nan", "inf" and "-inf", so that each line is strict JSON.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 log = logging.getLogger("iha.tracking")
 
-#: MLflow's SQL store keeps infinities as +-1.797e308 (MLF-04); anything this large was one.
-HUGE = 1e308
+#: Bytes at the end of a file among which its last event is.
+TAIL = 1 << 18
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Who a run is: what it is found by (key, uid) and what it carries (params, tags)."""
+    """Identity of a run (`key`, `uid`) with its parameters and tags."""
 
     experiment: str
     variant: str | None
@@ -42,35 +43,32 @@ class RunInfo:
 
     @property
     def group(self) -> str | None:
-        """Name of the run this one is nested in, `variant/seed1`; None: the experiment's own."""
+        """Name of the variant-and-seed run that contains this one, such as `iha/seed1`; None: the experiment does."""
         return None if self.variant is None else f"{self.variant}/seed{self.seed}"
 
     @property
     def key(self) -> str:
-        """Readable name of the run, unique within its experiment."""
+        """Readable name of the run, such as `iha/seed1/pretrain`."""
         return "/".join(part for part in (self.group, self.stage) if part)
 
     @property
     def config(self) -> str:
-        """12 hex digits over the parameters and the code: a run with others is another run."""
+        """12 hex digits over parameters and code: a run for which they differ is another run."""
         text = json.dumps([self.params, self.tags.get("code")], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def encode(value: float) -> float | str:
-    """A number as strict JSON holds it."""
+    """Return a number in a form that strict JSON can hold; `float` undoes it."""
     number = float(value)
     return number if math.isfinite(number) else str(number)
 
 
-def decode(value: float | str) -> float:
-    """Undo `encode`, and MLflow's replacement of infinities."""
-    number = float(value)
-    return math.copysign(math.inf, number) if abs(number) >= HUGE else number
+class MetricsFile:
+    """Appends events to a metrics file; safe to use from several threads of one process.
 
-
-class Journal:
-    """Appends events; safe to use from several threads of one process."""
+    The file is locked (flock) while it is open, so that `is_open` can distinguish a running stage from a killed one.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,8 +82,20 @@ class Journal:
         if torn:
             self._handle.write("\n")
 
+    def start(self, info: RunInfo) -> None:
+        """Write the event with which every life of a run begins."""
+        self.write("start", run=asdict(info))
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        """Write metrics of one step."""
+        self.write("metrics", step=step, values={name: encode(value) for name, value in values.items()})
+
+    def finish(self, status: str, nonfinite_step: int | None = None) -> None:
+        """Write the last event of a run: FINISHED, FAILED or KILLED, and the first step with a non-finite metric."""
+        self.write("finish", status=status, nonfinite_step=nonfinite_step)
+
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event and hand it to the operating system (a killed process loses nothing).
+        """Append one event and pass it to the operating system, so that a killed process loses nothing.
 
         A full disk is reported once and does not stop the caller.
         """
@@ -103,7 +113,7 @@ class Journal:
         self._failed = True
 
     def close(self) -> None:
-        """Make the journal durable and close it; a full disk does not stop the caller here either."""
+        """Make the file durable and close it; a full disk does not stop the caller here either."""
         with self._lock:
             try:
                 self._handle.flush()
@@ -122,8 +132,8 @@ def _ends_with_newline(path: Path) -> bool:
         return handle.read(1) == b"\n"
 
 
-def being_written(path: Path) -> bool:
-    """Whether a live process holds the journal open (it keeps a lock on it)."""
+def is_open(path: Path) -> bool:
+    """True if a live process has the file open for writing."""
     with path.open("rb") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -132,13 +142,8 @@ def being_written(path: Path) -> bool:
     return False
 
 
-def start_event(info: RunInfo) -> dict[str, Any]:
-    """The fields of a `start` line."""
-    return {"run": asdict(info)}
-
-
 def read_events(path: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (byte offset after the line, event) from `offset` on; torn lines are skipped, an unfinished one is left."""
+    """Yield (byte offset after the line, event) from `offset` on; skip broken lines, leave an unfinished last one."""
     with path.open("rb") as handle:
         handle.seek(offset)
         for line in handle:
@@ -148,43 +153,49 @@ def read_events(path: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, An
             try:
                 event = json.loads(line)
             except ValueError:
-                event = None
+                continue
             if isinstance(event, dict) and "event" in event:
                 yield offset, event
 
 
 def read_run(path: Path) -> RunInfo | None:
-    """Who wrote the journal (its last `start`), or None if it is no journal."""
-    found: RunInfo | None = None
+    """Identity of the run that wrote the file (its first event), None if it is missing or no metrics file."""
     if path.exists():
         for _, event in read_events(path):
-            if event["event"] == "start":
-                found = RunInfo(**event["run"])
-            elif found is None:
-                return None
-    return found
+            return RunInfo(**event["run"]) if event["event"] == "start" else None
+    return None
 
 
-def span(path: Path) -> tuple[int, int] | None:
-    """Times of the first and the last event in milliseconds; None for an empty or missing journal."""
-    times = [event["time"] for _, event in read_events(path)] if path.exists() else []
-    return (int(1000 * times[0]), int(1000 * times[-1])) if times else None
+def read_ends(path: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The first and the last event, without reading what is in between; None without an event."""
+    first = next(read_events(path), None)
+    if first is None:
+        return None
+    offset = max(first[0], path.stat().st_size - TAIL)
+    last = [event for _, event in read_events(path, offset)]
+    return first[1], (last or [first[1]])[-1]
+
+
+def milliseconds(event: dict[str, Any]) -> int:
+    """Time of an event since the epoch, as MLflow counts it."""
+    return int(1000 * event["time"])
 
 
 def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every metric as (step, value), steps ascending and unique; of a step logged twice the later line wins (MLF-02).
+    """Read every metric as (step, value), steps ascending and unique; the later line of a repeated step counts.
 
-    Returns an empty mapping if there is no such file.
+    Returns an empty mapping if the file does not exist.
     """
     found: dict[str, dict[int, float]] = {}
     if path.exists():
         for _, event in read_events(path):
             if event["event"] == "metrics":
                 for name, value in event["values"].items():
-                    found.setdefault(name, {})[int(event["step"])] = decode(value)
-    return unique_steps(found)
-
-
-def unique_steps(found: Mapping[str, Mapping[int, float]]) -> dict[str, list[tuple[int, float]]]:
-    """Points of each metric in the order of their steps."""
+                    found.setdefault(name, {})[int(event["step"])] = float(value)
     return {name: sorted(points.items()) for name, points in sorted(found.items())}
+
+
+def move_aside(path: Path) -> None:
+    """Rename a metrics file to the first free `stem.N.jsonl`."""
+    numbered = (path.with_name(f"{path.stem}.{n}{path.suffix}") for n in range(1, 10**6))
+    path.rename(next(p for p in numbered if not p.exists()))
