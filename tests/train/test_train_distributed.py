@@ -12,7 +12,7 @@ from iha.stages.common import RESUMABLE
 from iha.train.distributed import World
 
 MODEL = ModelConfig(hidden_dim=32, n_layers=2, n_heads=4, ffn_dim=48)
-PART = train_slice("iha", model=MODEL, recipe=recipe(steps=8, checkpoint_every=4, micro_batch=1))
+PART = train_slice("iha", model=MODEL, recipe=recipe(steps=8, checkpoint_every=4, micro_batch=1, lr=1e-3))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -37,10 +37,8 @@ def held(tmp_path):
 
 def test_slx_01_second_writer_is_refused_and_told_who_holds_the_run(held, caplog):
     folder, pid = held
-    started = time.monotonic()
     with pytest.raises(UserError, match=rf"process {pid} on .*Slurm job 77, restart 2"), lease(folder, wait=0.3):
         pass
-    assert 0.3 <= time.monotonic() - started < 5
     assert f"held by process {pid}" in caplog.text
 
 

@@ -28,10 +28,13 @@ class Objective(nn.Module):
         self._low = engine.precision == "bf16"
 
     def forward(self, tokens: Tensor, targets: Tensor, doc_ids: Tensor | None) -> Tensor:
-        """Summed cross-entropy (float32 scalar, nats) of (b, N) tokens against (b, N) targets, -100 unlabelled."""
+        """Summed cross-entropy of (b, N) tokens against (b, N) targets (-100: no label), in nats.
+
+        A float32 scalar; float64 for a float64 model.
+        """
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self._low):
             hidden = self.model.hidden(tokens, doc_ids=doc_ids)
-        dtype = torch.bfloat16 if self._low else torch.float32
+        dtype = torch.bfloat16 if self._low else hidden.dtype
         return token_loss_sum(hidden, self.model.head_weight, targets, self._chunk, dtype)
 
 

@@ -21,7 +21,7 @@ IGNORE = -100
 def token_loss_sum(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, product_dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Sum of the cross-entropy over labelled tokens, a float32 scalar; 0 if none is labelled.
+    """Sum of the cross-entropy over labelled tokens, a float32 scalar (float64 for float64 products); 0 if none is.
 
     Args:
         hidden: (..., D) final hidden states.
@@ -44,12 +44,13 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: FunctionCtx, flat: Tensor, weight: Tensor, labels: Tensor, chunk: int, product_dtype: torch.dtype
     ) -> Tensor:
         rows, matrix = flat.detach().to(product_dtype), weight.detach().to(product_dtype)
-        total = torch.zeros((), dtype=torch.float32, device=flat.device)
+        exact = torch.promote_types(product_dtype, torch.float32)
+        total = torch.zeros((), dtype=exact, device=flat.device)
         grad_flat = torch.empty_like(flat)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        grad_weight = torch.zeros(weight.shape, dtype=exact, device=weight.device)
         for start in range(0, len(rows), chunk):
             piece = rows[start : start + chunk]
-            loss, grad_logits, scale = _loss_and_grad((piece @ matrix.T).float(), labels[start : start + chunk])
+            loss, grad_logits, scale = _loss_and_grad((piece @ matrix.T).to(exact), labels[start : start + chunk])
             total += loss
             grad_logits = grad_logits.to(product_dtype)
             grad_flat[start : start + chunk] = (grad_logits @ matrix) * scale
@@ -69,8 +70,8 @@ class _ChunkedLoss(torch.autograd.Function):
 def _loss_and_grad(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Summed loss of one chunk, and its gradient by the logits (t, V) without the row factors (t, 1), which follow.
 
-    All fp32; `logits` is overwritten. Rows are divided by their sum, and unlabelled ones zeroed, after the products,
-    where rows are D wide and not V.
+    In fp32, or float64 for float64 products; `logits` is overwritten. Rows are divided by their sum, and unlabelled
+    ones zeroed, after the products, where rows are D wide and not V.
     """
     live = labels != IGNORE
     index = labels.clamp(min=0).unsqueeze(1)
