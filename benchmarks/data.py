@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from iha.config.data import DocstringSource, FileSource, SplitConfig, TokenizerConfig
+from iha.config.schema import DocstringSource, FileSource, SplitConfig, TokenizerConfig
 from iha.data import corpus, tokenise, tokenizer_build
 from iha.data.loader import Batches
 from iha.data.store import TokenStore

@@ -25,8 +25,7 @@ import torch
 from timing import interleaved
 
 from iha.artifacts.manifest import Manifest, file_entry
-from iha.config.data import DocstringSource, SplitConfig
-from iha.config.schema import ModelConfig, TokenizerConfig, Variant
+from iha.config.schema import DocstringSource, ModelConfig, SplitConfig, TokenizerConfig, Variant
 from iha.data import corpus, tokenizer_build
 from iha.data.tokenizer import Tokenizer
 from iha.evals.generate import Answer, Generator, Job

@@ -22,14 +22,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from iha.config.load import load_config
-from iha.config.schema import Config, Variant
+from iha.config.schema import Budget, Config, Variant
 from iha.data.loader import Batch
 from iha.doctor import kernels as doctor
 from iha.model.attention.kernels import attend
 from iha.model.attention.masks import Mask
 from iha.model.transformer import build_model
 from iha.planning.flops import PricedModel
-from iha.planning.slices import Budget
 from iha.train.distributed import World
 from iha.train.engine import prepare
 from iha.train.loop import Loop, Plan

@@ -16,7 +16,7 @@ import torch
 from timing import Run, both_ways, interleaved
 from torch import Tensor
 
-from iha.config.relations import Examples, RelationRecipe, SyntheticConfig
+from iha.config.studies import Examples, RelationRecipe, SyntheticConfig
 from iha.studies.relations import fused, simplicial
 from iha.studies.relations.batches import Shelf
 from iha.studies.relations.model import build

@@ -25,12 +25,11 @@ from timing import Run, interleaved
 from torch import nn
 
 from iha.artifacts.manifest import Manifest, file_entry
-from iha.config.schema import EngineConfig, ModelConfig, Recipe, Variant
+from iha.config.schema import Budget, EngineConfig, ModelConfig, Recipe, Variant
 from iha.data.loader import Batch, Batches
 from iha.data.store import TokenStore
 from iha.model.transformer import build_model
 from iha.planning.flops import PricedModel
-from iha.planning.slices import Budget
 from iha.train import checkpoint
 from iha.train.distributed import World
 from iha.train.engine import prepare

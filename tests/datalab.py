@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from iha.artifacts.manifest import Manifest
-from iha.config.data import FileSource, SplitConfig, TokenizerConfig
+from iha.config.schema import FileSource, SplitConfig, TokenizerConfig
 from iha.data import tokenise, tokenizer_build
 from iha.data.store import TokenStore
 from iha.data.tokenizer import Tokenizer

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from iha.artifacts.manifest import FileEntry, Manifest, sha256_file, write_manifest
-from iha.config.relations import RelationModel, RelationTask, SyntheticConfig
+from iha.config.schema import MODEL_STAGES
+from iha.config.studies import RelationModel, RelationTask, SyntheticConfig
 from iha.planning.dag import dump
-from iha.planning.slices import MODEL_STAGES, ReportSlice
+from iha.planning.slices import ReportSlice
 from iha.report.collect import Results
 from iha.report.experiment import manifest_path
 from iha.stages import report

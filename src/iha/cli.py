@@ -12,7 +12,7 @@ from typing import Any
 from iha import __version__
 from iha.artifacts.text import aligned
 from iha.config.load import config_schema, load_config
-from iha.config.schema import Config
+from iha.config.schema import Config, MatchConfig
 from iha.config.yaml import dump_yaml, load_yaml
 from iha.errors import ConfigError, UserError
 
@@ -138,8 +138,8 @@ def ledger_text(ledger: dict[str, Any], seq_len: int) -> str:
     ]
     return (
         f"{aligned([head, *rows])}\n\n"
-        f"match: {ledger['match']}; ratios to {ledger['reference']} at {seq_len} tokens: attention and forward count\n"
-        "live (query, key) pairs; paper: the paper's asymptotic count. Steps, train FLOPs, mismatch: pretraining."
+        f"match: {MatchConfig(**ledger['match'])}; ratios to {ledger['reference']} at {seq_len} tokens: attention and "
+        "forward count\nlive (query, key) pairs; paper: the paper's asymptotic count. Steps, train FLOPs, mismatch: pretraining."
     )
 
 

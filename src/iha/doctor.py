@@ -44,10 +44,9 @@ from rich.text import Text
 from iha.artifacts.manifest import atomic_path, write_json
 from iha.artifacts.text import size
 from iha.config.load import load_config
-from iha.config.schema import BookSource, Config, DocstringSource, HubSource, Source
+from iha.config.schema import SPLITS, BookSource, Config, DocstringSource, HubSource, Source
 from iha.config.yaml import load_yaml
 from iha.errors import ConfigError, DataError, UserError
-from iha.planning.slices import SPLITS
 
 if TYPE_CHECKING:
     import torch

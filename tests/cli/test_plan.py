@@ -11,7 +11,7 @@ import yaml
 from iha.cli import main
 from iha.config.load import load_config, parse_config
 from iha.config.schema import Config
-from iha.config.separation import SeparationConfig
+from iha.config.studies import SeparationConfig
 from iha.errors import ConfigError
 from iha.plan.job import Job
 from iha.plan.jobs import jobs
@@ -95,7 +95,7 @@ def test_jobs_are_those_of_the_workflow_in_an_order_it_allows(path):
     study = config.synthetic
     relations = len(study.tasks) + len(shapes.runs(study)) if study else 0
     trainings = len(config.variants) * len(config.seeds)
-    assert len(seen) == 5 + 1 + 6 + len({n for s in config.evals.suites for n in s.lengths}) + trainings * (
+    assert len(seen) == 5 + 6 + len({n for s in config.evals.suites for n in s.lengths}) + trainings * (
         3 + len(config.evals.suites)
     ) + relations + 1  # fmt: skip
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 from datalab import write_rows
 
-from iha.config.data import (
+from iha.config.schema import (
     BookSource,
     DocstringSource,
     FileSource,

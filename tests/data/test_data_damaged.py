@@ -7,7 +7,7 @@ import json
 import pytest
 from datalab import SIZE, tokenizer, write_rows
 
-from iha.config.data import DocstringSource, FileSource, NeedleSource, SplitConfig, TemplateSource, TokenizerConfig
+from iha.config.schema import DocstringSource, FileSource, NeedleSource, SplitConfig, TemplateSource, TokenizerConfig
 from iha.data import corpus, tokenizer_build
 from iha.data.corpus import Mixed, Tally, documents
 from iha.data.files import matching, read_rows

@@ -7,7 +7,7 @@ from datalab import SIZE, TEXT, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iha.config.data import SMALLEST_BPE, TokenizerConfig
+from iha.config.schema import SMALLEST_BPE, TokenizerConfig
 from iha.data import tokenizer_build
 from iha.data.tokenizer import CONTROL, HEADER_START, PAD, Tokenizer, mend, pieces, token_dtype
 from iha.data.tokenizer_build import TORTURE, build

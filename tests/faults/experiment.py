@@ -10,9 +10,8 @@ from pathlib import Path
 from faults.harness import Job, Lab, main_of
 
 from iha.config.load import parse_config
-from iha.config.schema import Config
+from iha.config.schema import SPLITS, Config, TrainStage
 from iha.planning import dag
-from iha.planning.slices import SPLITS, TrainStage
 from iha.studies.relations import shapes
 from iha.studies.relations.folders import run_name
 

@@ -28,8 +28,8 @@ import pytest
 
 from iha.artifacts import faults
 from iha.artifacts.manifest import Manifest, read_manifest, verify_files
-from iha.config.schema import Frozen
-from iha.planning.slices import SPLITS
+from iha.config.base import Frozen
+from iha.config.schema import SPLITS
 from iha.tracking import read_metrics
 from iha.train.checkpoint import MANIFEST, folder_of, steps_in
 from iha.train.identity import CHECKPOINTS

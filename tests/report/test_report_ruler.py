@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from reports import RULER_TASKS, World, manifest, row, whole
 
-from iha.config.data import Source
+from iha.config.schema import Source
 from iha.report.ruler import HAYSTACKS, ruler, ruler_grid
 
 

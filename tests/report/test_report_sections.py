@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reports import World, row, whole
 
-from iha.config.relations import RelationModel, SyntheticConfig
+from iha.config.studies import RelationModel, SyntheticConfig
 from iha.report import relation_claims, relations, separation
 from iha.report.answers import SHOWN, WHOLE, Place, _card, _text, chosen
 from iha.report.curves import cost_curves

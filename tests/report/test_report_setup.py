@@ -9,8 +9,8 @@ import pytest
 from reports import whole
 
 from iha.config.load import load_config
+from iha.config.schema import SPLITS
 from iha.planning import dag
-from iha.planning.slices import SPLITS
 from iha.report.answers import _text
 from iha.report.cost import CONFIG
 from iha.report.notes import evaluated

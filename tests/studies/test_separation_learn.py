@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from iha.config.separation import SeparationConfig
+from iha.config.studies import SeparationConfig
 from iha.studies.separation.grid import Point, points
 from iha.studies.separation.learn import draw_task, floor, learn, learner, train
 from iha.studies.separation.tasks import Counts, Filters, counted

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from iha.config.separation import CountTask, FilterTask, LearnRecipe, SeparationConfig
+from iha.config.studies import CountTask, FilterTask, LearnRecipe, SeparationConfig
 from iha.studies.separation.grid import Point, points, root
 from iha.studies.separation.learn import _clip, examples, floor, learner, schedule
 from iha.studies.separation.price import forward_flops, training_flops

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from iha import native
-from iha.config.relations import RelationModel, SyntheticConfig
+from iha.config.studies import RelationModel, SyntheticConfig
 from iha.studies.relations import fused, simplicial
 from iha.studies.relations.model import build, places
 from iha.studies.relations.shapes import forward_flops, mean_flops, params, shape_of

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iha.config.relations import Examples, RelationModel, RelationTask, SyntheticConfig
+from iha.config.studies import Examples, RelationModel, RelationTask, SyntheticConfig
 from iha.errors import DataError
 from iha.studies.relations import batches, fused, simplicial
 from iha.studies.relations.batches import Shelf, batch_ids

@@ -13,7 +13,7 @@ from syntheticlab import tiny
 
 from iha.artifacts.manifest import Manifest, read_manifest, sha256_file
 from iha.config.load import load_config
-from iha.config.relations import RelationBudget, RelationModel, RelationTask, SyntheticConfig
+from iha.config.studies import RelationBudget, RelationModel, RelationTask, SyntheticConfig
 from iha.errors import ConfigError, DataError
 from iha.report import relation_claims, relation_figures, relations
 from iha.report.relation_section import captions, grid_of

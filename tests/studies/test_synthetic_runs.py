@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from iha.artifacts.manifest import read_manifest
-from iha.config.relations import Examples, RelationBudget, RelationModel, RelationRecipe, RelationTask, SyntheticConfig
+from iha.config.studies import Examples, RelationBudget, RelationModel, RelationRecipe, RelationTask, SyntheticConfig
 from iha.errors import CheckpointError, ConfigError
 from iha.studies.relations import grid as command
 from iha.studies.relations.batches import Shelf

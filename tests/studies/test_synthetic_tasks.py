@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from iha.config.relations import Examples, RelationTask, SyntheticConfig
+from iha.config.studies import Examples, RelationTask, SyntheticConfig
 from iha.errors import DataError
 from iha.studies.relations.shapes import data_slice
 from iha.studies.relations.tasks import SPLITS, balance_by_size, compose, facts, load, majority, make, sample, save

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from iha.config.relations import Examples, RelationBudget, RelationModel, RelationRecipe, RelationTask, SyntheticConfig
+from iha.config.studies import Examples, RelationBudget, RelationModel, RelationRecipe, RelationTask, SyntheticConfig
 from iha.errors import CheckpointError
 from iha.studies.relations.batches import Shelf, batch_ids
 from iha.studies.relations.folders import PROGRESS

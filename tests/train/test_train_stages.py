@@ -8,11 +8,12 @@ from safetensors.torch import load_file
 from trainlab import Lab, packed_store, plain_store, recipe, train_slice
 
 from iha.artifacts.manifest import read_manifest, verify_files
+from iha.config.schema import Budget
 from iha.data.loader import Batches
 from iha.data.store import TokenStore
 from iha.model.files import load_model
 from iha.planning.flops import ledger
-from iha.planning.slices import Budget, LedgerSlice
+from iha.planning.slices import LedgerSlice
 
 KIND = "iha"
 BASE = train_slice(KIND, recipe=recipe(steps=6))

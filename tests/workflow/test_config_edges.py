@@ -51,7 +51,7 @@ def test_an_override_replaces_lists_and_null_and_keeps_the_equals_signs_of_its_v
     [
         ("pretrain={", "--config: '{' is not YAML"),
         ("pretrain", "pretrain is null; allowed: a mapping of keys to values"),
-        ("pretrain.steps=5", "pretrain.steps: unknown key"),
+        ("pretrain.step=5", "pretrain.step: unknown key"),
         ("seeds=[1, 1]", "seeds is [1, 1]; allowed: each seed once"),
     ],
 )
@@ -173,7 +173,7 @@ def relation(**fields) -> dict:
     [
         ({"tasks": []}, "synthetic.tasks is []; allowed: at least 1 in the list"),
         ({"lrs": [1e-3, 0.001]}, "synthetic.lrs is [0.001, 0.001]; allowed: each value once"),
-        ({"models": [relation(), relation()]}, "synthetic.models: the name 'm' stands twice; allowed: each name once"),
+        ({"models": [relation(), relation()]}, "synthetic.models: duplicate name 'm'"),
         ({"models": [relation(matches="m")]}, "synthetic.models.m.matches is 'm'; allowed: a model that matches none"),
         ({"models": [relation(matches="b")]}, "synthetic.models.m.matches is 'b'; allowed: a model that matches none"),
         ({"models": [relation(attention="iah")]}, "synthetic.models.0.attention is 'iah'; allowed: 'mha', 'iha' or 'simplicial' (did you mean iha?)"),

@@ -162,7 +162,8 @@ def test_the_solver_takes_the_nearest_whole_step(budget, cost, steps):
 
 @pytest.mark.parametrize("steps", [3, 150, 24_000])
 def test_matched_flops_within_a_thousandth_or_half_a_step(steps):
-    config = parse_config({stage: {"steps": steps, "warmup_steps": 0} for stage in ("pretrain", "extend", "sft")})
+    sizes = {stage: {"steps": steps, "warmup_steps": 0} for stage in ("pretrain", "extend", "sft")}
+    config = parse_config({**sizes, "match": "flops"})
     facts = ledger(ledger_slice(config))
     for name, row in facts["variants"].items():
         for stage in ("pretrain", "extend", "sft"):
@@ -178,6 +179,16 @@ def test_cheaper_variants_train_longer():
     rows = ledger(ledger_slice(PAPER))["variants"]
     steps = {name: row["steps"]["pretrain"] for name, row in rows.items()}
     assert steps["global_local"] > steps["iha"] > steps["global"] > steps["talking_heads"] > steps["diff"]
+
+
+def test_each_stage_has_its_own_rule():
+    found = ledger(ledger_slice(PAPER))
+    assert found["match"] == {"pretrain": "flops", "extend": "tokens", "sft": "tokens"}
+    steps = {name: row["steps"] for name, row in found["variants"].items()}
+    assert len({row["pretrain"] for row in steps.values()}) > 1
+    assert {row["extend"] for row in steps.values()} == {1200}
+    assert {row["sft"] for row in steps.values()} == {5100}
+    assert abs(found["variants"]["iha"]["stage_mismatch"]["sft"]) > 1e-3
 
 
 def test_matched_tokens_states_the_mismatch():

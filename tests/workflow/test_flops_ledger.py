@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iha.config.load import parse_config
-from iha.config.schema import ModelConfig, Variant
+from iha.config.schema import Budget, ModelConfig, Variant
 from iha.planning.dag import ledger_slice
 from iha.planning.flops import PricedModel, cache_lengths, ledger, matched_steps, solve_steps
-from iha.planning.slices import Budget
 from iha.variants import Geometry, spec_class
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)

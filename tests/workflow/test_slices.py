@@ -1,4 +1,4 @@
-"""Slices: a key reaches the stages that use it and no others, and dumps are stable (SNK-02, SNK-04)."""
+"""Slices: a key reaches the stages that it declares and no others, and dumps are stable."""
 
 import os
 import subprocess
@@ -6,16 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import settings
 import yaml
 
+from iha.config.base import Frozen
 from iha.config.load import parse_config
-from iha.config.schema import Config
+from iha.config.schema import SPLITS, Config
 from iha.planning import dag
-from iha.planning.slices import SPLITS, LedgerSlice, TrainSlice
+from iha.planning.slices import LedgerSlice, TrainSlice
+from iha.studies.relations import shapes
 
 SMALL = {
     "experiment": "small",
     "scale": "smoke",
+    "match": "flops",
     "model": {"hidden_dim": 32, "n_layers": 5, "n_heads": 4, "ffn_dim": 48},
     "tokenizer": {"kind": "bpe", "vocab_size": 512, "train_bytes": 1000},
     "data": {
@@ -59,6 +63,7 @@ def slices(config: Config) -> dict[str, str]:
         "report": dag.report_slice(config),
         "tracking": dag.tracking_slice(config),
         "theory": dag.theory_slice(),
+        **({} if config.synthetic is None else relation_slices(config)),
         "separation": dag.separation_slice(config),
         **{f"tokenise.{split}": dag.tokenise_slice(config, split) for split in SPLITS},
         **{f"ruler.{length}": dag.ruler_slice(config, length) for length in dag.ruler_lengths(config)},
@@ -71,61 +76,46 @@ def slices(config: Config) -> dict[str, str]:
     return {name: dag.dump(part) for name, part in out.items() if part is not None}
 
 
+def relation_slices(config: Config) -> dict[str, Frozen]:
+    study = config.synthetic
+    return {
+        "synthetic_report": shapes.report_slice(config.scale, study),
+        **{f"synthetic_data.{task.name}": shapes.data_slice(study, task.name) for task in study.tasks},
+        **{f"synthetic_train.{key}": shapes.train_slice(study, *key) for key in shapes.runs(study)},
+    }
+
+
 BASE = slices(parse_config(SMALL))
 KINDS = ("global", "global_local", "talking_heads", "diff", "iha")
-TRAINED = {f"{stage}.{kind}.1" for stage in SPLITS for kind in KINDS}
-EVALUATED = {"evaluate.ruler.long", "evaluate.words.base", "evaluate.words.sft"}
-WORDS = {"evaluate.words.base", "evaluate.words.sft"}
-MODEL = TRAINED | {"flops"}
 
-REACHES = {
-    "experiment": ("other", {"report", "tracking"}),
-    "scale": ("ladder", {"report", "separation"}),
-    "separation__seeds": (1, {"separation"}),
-    "separation__cpm": ({"sizes": [4]}, {"separation"}),
-    "model__ffn_dim": (64, MODEL),
-    "model__rope_theta": (10_000.0, MODEL),
-    "tokenizer__train_bytes": (2000, {"tokenizer"}),
-    "tokenizer__vocab_size": (600, MODEL | {"tokenizer"}),
-    "data__pretrain__max_tokens": (90_000, {"tokenizer", "tokenise.pretrain"}),
-    "data__extend__min_document_tokens": (9, {"tokenise.extend"}),
-    "data__sft__max_tokens": (9000, {"tokenise.sft"}),
-    "data__shard_tokens": (5000, {f"tokenise.{s}" for s in SPLITS}),
-    "pretrain__lr": (1e-3, {f"pretrain.{k}.1" for k in KINDS}),
-    "pretrain__steps": (3000, {f"pretrain.{k}.1" for k in KINDS} | {"flops"}),
-    "extend__lr": (1e-3, {f"extend.{k}.1" for k in KINDS}),
-    "sft__betas": ([0.9, 0.99], {f"sft.{k}.1" for k in KINDS}),
-    "sft__seq_len": (256, {f"sft.{k}.1" for k in KINDS} | {"flops", "tokenise.sft"}),
-    "engine__precision": ("fp32", TRAINED),
-    "match": ("tokens", {n for n in TRAINED if ".global." not in n} | {"flops", "report"}),
-    "evals__limit": (2, WORDS | {"items"}),
-    "evals__samples": (3, {"evaluate.words.sft"}),
-    "evals__base_samples": (3, {"evaluate.words.base"}),
-    "evals__temperature": (0.7, WORDS),
-    "evals__ruler_samples": (7, {"ruler.128", "ruler.256"}),
-    "evals__haystack": ({"kind": "book"}, {"items"}),
-    "evals__items": ({"gsm8k": "hub"}, {"items"}),
-    "runtime__state_dir": ("elsewhere", set()),
-    "runtime__results_dir": ("elsewhere", set()),
-    "runtime__workers": (7, set()),
-    "runtime__threads": (7, set()),
-    "runtime__device": ("cpu", set()),
-    "runtime__tracking_uri": ("http://host", set()),
-    "plan__price_per_gpu_hour": (1.0, set()),
-}
+#: Keys that have no other legal value in BASE; the values of optional sections that are absent.
+FIXED = {"data.sft.max_document_tokens"}
+ALL = parse_config(
+    {**SMALL, "synthetic": {"tasks": [{"name": "b", "hops": 2, "min_size": 2, "max_size": 3, "density": 0.4}]}}
+)
 
 
-@pytest.mark.parametrize("key", REACHES)
-def test_snk_02_a_key_reaches_its_stages_only(key):
-    value, stages = REACHES[key]
-    now = slices(parse_config(changed(**{key: value})))
-    assert now.keys() == BASE.keys()
-    differ = {name for name in now if now[name] != BASE[name]}
-    if key in ("tokenizer__vocab_size", "match", "sft__seq_len"):
-        assert differ <= stages
-        assert differ >= {"flops"}
+def stages_of(config: Config) -> dict[str, set[str]]:
+    """Slices by stage."""
+    found: dict[str, set[str]] = {}
+    for name, part in slices(config).items():
+        found.setdefault(name.partition(".")[0], set()).add(f"{name} {part}")
+    return found
+
+
+@pytest.mark.parametrize(("key", "value", "declared"), [pytest.param(*k, id=k[0]) for k in settings.keys(ALL)])
+def test_a_key_is_in_the_slices_of_the_stages_that_it_declares_and_in_no_others(key, value, declared):
+    assert declared is not None, f"{key}: mark it, or its section, with iha.config.base.Reruns"
+    changes = settings.other(ALL, key, value)
+    if changes is None:
+        assert key in FIXED, f"{key}: give it another value in tests/settings.py"
+        return
+    before, after = stages_of(ALL), stages_of(parse_config(settings.changed(ALL, changes)))
+    differ = {stage for stage in before.keys() | after.keys() if before.get(stage) != after.get(stage)}
+    if key.startswith("synthetic."):  # a grid: most keys are of some runs only
+        assert differ <= declared
     else:
-        assert differ == stages
+        assert differ == declared
 
 
 def test_a_tokenizer_that_exists_does_not_depend_on_the_corpus():
@@ -180,7 +170,7 @@ def test_the_order_of_keys_in_the_file_does_not_matter():
 
 SCRIPT = """
 import sys, json
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from test_slices import SMALL, slices
 from iha.config.load import parse_config
 from iha.planning.dag import entry_modules
@@ -194,7 +184,7 @@ print(json.dumps([slices(config), code]))
 def test_snk_04_slices_and_fingerprints_do_not_depend_on_the_hash_seed():
     def output(seed: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)],
+            [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(Path(__file__).parents[1])],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,

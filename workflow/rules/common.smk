@@ -15,7 +15,7 @@ from iha.errors import ConfigError
 from iha.artifacts.locks import claim, release_stale_locks
 from iha.artifacts.manifest import write_json
 from iha.artifacts.fingerprint import code_fingerprint, load_summaries, save_summaries
-from iha.planning.slices import MODEL_STAGES, SPLITS
+from iha.config.schema import MODEL_STAGES, SPLITS
 
 # Presets never merge: smoke is read only when no other config was named.
 CONFIG_FILES = workflow.configfiles or [

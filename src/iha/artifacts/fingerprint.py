@@ -22,11 +22,8 @@ CONFIGURATION = frozenset(
         "iha",
         "iha.config",
         "iha.config.base",
-        "iha.config.data",
-        "iha.config.evals",
-        "iha.config.plan",
-        "iha.config.separation",
-        "iha.config.relations",
+        "iha.config.schema",
+        "iha.config.studies",
         "iha.planning.slices",
     }
 )

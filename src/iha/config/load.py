@@ -1,4 +1,4 @@
-"""Reading a configuration, and saying what is wrong with it in the user's terms. Free of torch."""
+"""Reading a configuration, with errors in the user's terms: file, field, value, what is allowed. Free of torch."""
 
 from __future__ import annotations
 
@@ -35,16 +35,29 @@ SOURCES = {
 }
 
 
+#: Keys that earlier versions had, by dotted path, and what to do instead.
+REMOVED = {
+    "rehearse": "faults are tests now: pytest tests/faults",
+    "rehearsal": "faults are tests now: pytest tests/faults",
+    "evals.kv_cache": "delete it; the cache always holds the keys and values that are attended to",
+}
+
+
 def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """Read and check a config file; `overrides` are merged in, each `KEY=VALUE` with the value in YAML.
+    """Read and check a config file; `overrides` are merged in.
+
+    Each is `KEY=VALUE` with the value in YAML; a key may be dotted: `pretrain.lr=1e-3` is `pretrain={lr: 1e-3}`.
 
     Raises:
         ConfigError: with every problem found, one line each: file, field, value, what is allowed.
     """
     raw = load_yaml(path)
     for override in overrides:
-        key, _, value = override.partition("=")
-        raw = _merged(raw, {key: parse_value(value)})
+        key, _, text = override.partition("=")
+        value = parse_value(text)
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        raw = _merged(raw, value)
     return parse_config(raw, str(path))
 
 
@@ -69,7 +82,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "config") -> Config:
         raise ConfigError("\n".join(dict.fromkeys(lines))) from error
 
 
-#: Pydantic's error types in the user's words; {} takes the error's context.
+#: Pydantic's error types in the user's words; braces take values of the error's context.
 ALLOWED = {
     "int_type": "a whole number without a leading zero",
     "int_from_float": "a whole number",
@@ -91,15 +104,9 @@ ALLOWED = {
     "less_than_equal": "{le} or less",
     "literal_error": "{expected}",
     "union_tag_invalid": "kind {expected_tags}",
-    "union_tag_not_found": "a mapping with a kind: hub, files, docstrings, book or templates",
+    "union_tag_not_found": f"a mapping with a kind: {', '.join(SOURCES)}",
     "string_too_long": "at most {max_length} characters",
     "string_pattern_mismatch": "lower-case letters, digits and underscores, a letter first",
-}
-
-
-#: Keys that configurations once had, and what replaces them.
-REMOVED = {
-    "evals.kv_cache": "remove it; the cache holds the keys and values that are attended to (formerly: pseudo)",
 }
 
 
@@ -116,7 +123,7 @@ def _explain(error: dict[str, Any], raw: Mapping[str, Any]) -> Iterator[str]:
     field, model = _walk([str(p) for p in error["loc"]], raw)
     kind, value = error["type"], error.get("input")
     if kind == "extra_forbidden" and field in REMOVED:
-        yield f"{field}: this key no longer exists; {REMOVED[field]}"
+        yield f"{field}: removed; {REMOVED[field]}"
     elif kind == "extra_forbidden":
         key, names = field.rpartition(".")[2], sorted(getattr(model, "model_fields", {}))
         near = difflib.get_close_matches(key, names, 1)
@@ -125,7 +132,7 @@ def _explain(error: dict[str, Any], raw: Mapping[str, Any]) -> Iterator[str]:
         lines = str(error["msg"]).removeprefix("Value error, ").splitlines()
         yield from (f"{field}.{line}" if field else line for line in lines)
     elif kind == "missing":
-        yield f"{field} is missing; allowed: it must be given"
+        yield f"{field}: required"
     else:
         message = str(error["msg"])
         allowed = ALLOWED.get(kind, f"{message[0].lower()}{message[1:]}").format(**error.get("ctx", {}))
@@ -137,11 +144,16 @@ def _explain(error: dict[str, Any], raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _walk(path: list[str], raw: Any) -> tuple[str, Any]:
-    """The dotted name of a location, list elements by their name, and the section that its last part lies in."""
+    """The dotted name of a location, list elements by their name, and the section that holds its last part.
+
+    A scalar that is given for a section (`match: flops`) has no parts: its name ends there.
+    """
     model: Any = Config
     section: Any = Config
     names: list[str] = []
     for part in path:
+        if names and isinstance(raw, str):
+            break
         section = model
         if part in SOURCES and isinstance(raw, Mapping) and raw.get("kind") == part:
             model = SOURCES[part]
@@ -185,6 +197,8 @@ def _section(annotation: Any) -> Any:
 def config_schema() -> dict[str, Any]:
     """JSON schema of a configuration file; an attention is one of the built-in kinds or names a class by path."""
     schema = Config.model_json_schema()
+    rules = schema["$defs"]["MatchConfig"]["properties"]["pretrain"]["enum"]
+    schema["$defs"]["MatchConfig"] = {"anyOf": [{"enum": rules}, schema["$defs"]["MatchConfig"]]}
     kinds = {kind: spec for kind, spec in sorted(known_kinds().items()) if spec.__module__.startswith("iha.")}
     named = {
         "type": "object",

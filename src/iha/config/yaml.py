@@ -1,4 +1,7 @@
-"""YAML as YAML 1.2 reads it: `3e-4` is a number, `12:30:00` and `no` are text, `010` is refused (SNK-10)."""
+"""YAML as YAML 1.2 reads it: `3e-4` is a number, `12:30:00` and `no` are text, `010` is refused.
+
+YAML 1.1, which PyYAML reads, takes `3e-4` for text, `no` for false, `010` for 8 and `72:00:00` for 259200.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
         if not isinstance(key_node, yaml.ScalarNode):
             raise yaml.constructor.ConstructorError(None, None, f"a key must be one word (line {line})")
         if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice (line {line})")
+            raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r} (line {line})")
         seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
@@ -88,7 +91,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes text which either version of YAML takes for something else: `1e5`, `no`."""
+    """SafeDumper that quotes text which either version of YAML reads as something else: `1e5`, `no`."""
 
 
 _Dumper.yaml_implicit_resolvers = {

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from iha.config.data import (
+from iha.config.schema import (
     BookSource,
     DocstringSource,
     FileSource,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from iha.artifacts.manifest import atomic_path, write_json
-from iha.config.data import TokenizerConfig
+from iha.config.schema import TokenizerConfig
 from iha.data.tokenizer import BOS, CONTROL, EOS, EOT, PAD, PATTERN, Tokenizer, read_ranks, write_ranks
 from iha.errors import DataError
 

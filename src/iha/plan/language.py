@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from iha.config.schema import Config, Recipe, Suite
+from iha.config.schema import MODEL_STAGES, SPLITS, Config, Recipe, Suite, TrainStage
 from iha.plan.job import LOG_BYTES, Job, small
 from iha.plan.price import Machine, itemsize
 from iha.planning import dag
 from iha.planning.flops import matched_steps
-from iha.planning.slices import MODEL_STAGES, SPLITS, LedgerSlice, TrainStage
+from iha.planning.slices import LedgerSlice
 
 #: Items of the benchmarks as published; `evals.limit` may cut them.
 ITEMS = {"gsm8k": 1319, "math500": 500, "mbpp": 500, "humaneval": 164}

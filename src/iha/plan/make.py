@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from iha.config.plan import PlanConfig
-from iha.config.schema import Config
+from iha.config.schema import SPLITS, Config, PlanConfig
 from iha.plan.actual import Actual, measured
 from iha.plan.job import Job
 from iha.plan.jobs import jobs
 from iha.plan.schedule import critical_path, wall_seconds
-from iha.planning.slices import SPLITS
 
 
 def plan(config: Config) -> dict[str, Any]:

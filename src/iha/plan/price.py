@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iha.config.schema import Config, Recipe
+from iha.config.schema import Budget, Config, Recipe, TrainStage
 from iha.errors import ConfigError
 from iha.planning.flops import PricedModel
-from iha.planning.slices import Budget, TrainStage
 from iha.variants.base import AttentionSpec
 
 #: Bytes of a parameter in training: fp32 weight, gradient and two moments; in a checkpoint: without the gradient.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from iha.config.relations import RelationTask, SyntheticConfig
 from iha.config.schema import Config
+from iha.config.studies import RelationTask, SyntheticConfig
 from iha.plan.job import LOG_BYTES, Job
 from iha.plan.price import PROCESS_BYTES, SAVED_BYTES, STATE_BYTES
 from iha.studies.relations import shapes

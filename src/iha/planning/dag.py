@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from iha.config.schema import Config, Frozen, Recipe, Suite, Variant
+from typing import Any
+
+from iha.config.base import Frozen
+from iha.config.schema import SPLITS, Budget, Config, Suite, TrainStage, Variant
 from iha.planning.flops import matched_steps
 from iha.planning.slices import (
-    SPLITS,
-    Budget,
     ContaminationSlice,
     EvalSlice,
     ItemsSlice,
@@ -19,7 +20,6 @@ from iha.planning.slices import (
     TokenizerSlice,
     TrackingSlice,
     TrainSlice,
-    TrainStage,
 )
 
 #: Stages that run one variant, and all stages.
@@ -28,11 +28,6 @@ STAGES = (
     "tracking", "flops", "tokenizer", "tokenise", "items", "contamination", "ruler", *VARIANT_STAGES,
     "synthetic_data", "synthetic_train", "synthetic_report", "theory", "separation",
     "report",
-)  # fmt: skip
-#: Stages that the rehearsal of faults kills while they write their manifest.
-REHEARSED = (
-    "flops", "tokenizer", "tokenise", "items", "contamination", "ruler", *VARIANT_STAGES, "synthetic_data",
-    "synthetic_train", "report",
 )  # fmt: skip
 
 
@@ -55,10 +50,6 @@ def contamination_slice(split: TrainStage) -> ContaminationSlice:
     return ContaminationSlice(split=split)
 
 
-def _budget(recipe: Recipe) -> Budget:
-    return Budget(seq_len=recipe.seq_len, steps=recipe.steps, global_batch=recipe.global_batch)
-
-
 def ledger_slice(config: Config) -> LedgerSlice:
     """Slice of the ledger: every variant, since budgets are matched across them."""
     return LedgerSlice(
@@ -67,7 +58,7 @@ def ledger_slice(config: Config) -> LedgerSlice:
         variants=config.variants,
         reference=config.reference,
         match=config.match,
-        budgets={stage: _budget(getattr(config, stage)) for stage in SPLITS},
+        budgets={stage: Budget.of(getattr(config, stage)) for stage in SPLITS},
     )
 
 
@@ -89,7 +80,7 @@ def train_slice(config: Config, stage: TrainStage, variant: str, seed: int) -> T
 def items_slice(config: Config) -> ItemsSlice:
     """Slice of the evaluation items."""
     e = config.evals
-    return ItemsSlice(items=dict(sorted(e.items.items())), items_dir=e.items_dir, haystack=e.haystack, limit=e.limit)
+    return ItemsSlice.of(e, items=dict(sorted(e.items.items())))
 
 
 def ruler_lengths(config: Config) -> dict[int, tuple[str, ...]]:
@@ -111,22 +102,15 @@ def suite_of(config: Config, name: str, model: str) -> Suite:
     return next(s for s in config.evals.suites if (s.name, s.model) == (name, model))
 
 
-def eval_slice(config: Config, name: str, model: str) -> EvalSlice:
-    """Slice of one suite; base models get `base_samples` answers, fine-tuned ones `samples`.
+#: RULER is one greedy answer to every item of its lists.
+GREEDY: dict[str, Any] = {"limit": None, "shots": 0, "samples": 1, "temperature": 1.0}
 
-    RULER is one greedy answer to every item of its lists: what shapes other suites is not in its slice.
-    """
+
+def eval_slice(config: Config, name: str, model: str) -> EvalSlice:
+    """Slice of one suite; base models get `base_samples` answers, fine-tuned ones `samples`."""
     e, suite = config.evals, suite_of(config, name, model)
-    ruler = bool(suite.lengths)
-    return EvalSlice(
-        suite=suite,
-        limit=None if ruler else e.limit,
-        shots=0 if ruler else e.shots,
-        samples=1 if ruler else e.samples if model == "sft" else e.base_samples,
-        temperature=1.0 if ruler else e.temperature,
-        max_new_tokens=e.max_new_tokens,
-        batch_size=e.batch_size,
-    )
+    special = GREEDY if suite.lengths else {} if model == "sft" else {"samples": e.base_samples}
+    return EvalSlice.of(e, suite=suite, **special)
 
 
 def tracking_slice(config: Config) -> TrackingSlice:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from iha.config.schema import ModelConfig
-from iha.planning.slices import Budget, LedgerSlice, TrainStage
+from iha.config.schema import Budget, ModelConfig, TrainStage
+from iha.planning.slices import LedgerSlice
 from iha.variants.base import AttentionSpec, Geometry
 
 #: Bytes of one cached number (bf16).
@@ -112,9 +112,9 @@ def cache_lengths(recipes: dict[TrainStage, Budget]) -> list[int]:
 
 
 def matched_steps(part: LedgerSlice, stage: TrainStage, variant: str) -> int:
-    """Steps of `variant` in `stage`: the reference's, or as many as its FLOPs buy (`match: flops`)."""
+    """Steps of `variant` in `stage`: the reference's, or as many as its FLOPs buy (rule `flops` in `match`)."""
     models = {v.name: _priced(part, v.attention) for v in part.variants}
-    return int(_stage(models[variant], models[part.reference], part.budgets[stage], part.match)["steps"])
+    return int(_stage(models[variant], models[part.reference], part, stage)["steps"])
 
 
 def _priced(part: LedgerSlice, attention: AttentionSpec) -> PricedModel:
@@ -122,11 +122,15 @@ def _priced(part: LedgerSlice, attention: AttentionSpec) -> PricedModel:
 
 
 def ledger(part: LedgerSlice) -> dict[str, Any]:
-    """Every variant's price and steps; the facts of `flops.json` and the text of `iha flops`."""
+    """Every variant's price and steps; the metadata of `flops.json` and the text of `iha flops`.
+
+    `match`: by stage, whether its variants share FLOPs or tokens. `stage_mismatch`: by stage, FLOPs against the
+    reference's as a fraction; with rule `tokens` the price of equal steps.
+    """
     priced = {v.name: _priced(part, v.attention) for v in part.variants}
     reference = priced[part.reference]
     return {
-        "match": part.match,
+        "match": part.match.model_dump(),
         "reference": part.reference,
         "variants": {name: _row(model, reference, part) for name, model in priced.items()},
     }
@@ -135,7 +139,7 @@ def ledger(part: LedgerSlice) -> dict[str, Any]:
 def _row(priced: PricedModel, reference: PricedModel, part: LedgerSlice) -> dict[str, Any]:
     length = part.budgets["pretrain"].seq_len
     forward, budget = priced.forward(length), reference.forward(length)
-    stages = {stage: _stage(priced, reference, recipe, part.match) for stage, recipe in part.budgets.items()}
+    stages = {stage: _stage(priced, reference, part, stage) for stage in part.budgets}
     return {
         "params": priced.params(),
         "flops_per_token": _per_token(priced, length),
@@ -157,10 +161,11 @@ def _per_token(priced: PricedModel, length: int) -> dict[str, float]:
     return {**parts, "forward": total, "train": 3 * total, "train_12lds": float(priced.twelve_lds(length))}
 
 
-def _stage(priced: PricedModel, reference: PricedModel, recipe: Budget, match: str) -> dict[str, Any]:
+def _stage(priced: PricedModel, reference: PricedModel, part: LedgerSlice, stage: TrainStage) -> dict[str, Any]:
     """Steps of one stage, their FLOPs, and their distance from the reference's as a fraction (+: costs more)."""
+    recipe, rule = part.budgets[stage], getattr(part.match, stage)
     cost, budget = priced.step_flops(recipe), recipe.steps * reference.step_flops(recipe)
-    steps = solve_steps(budget, cost) if match == "flops" else recipe.steps
+    steps = solve_steps(budget, cost) if rule == "flops" else recipe.steps
     return {
         "steps": steps,
         "tokens": steps * recipe.global_batch * recipe.seq_len,

@@ -12,10 +12,9 @@ from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
 
-from iha.config.schema import BookSource, Config, DocstringSource, FileSource, Source
+from iha.config.schema import SPLITS, BookSource, Config, DocstringSource, FileSource, Source
 from iha.errors import ConfigError
 from iha.planning import bubblewrap
-from iha.planning.slices import SPLITS
 from iha.tracking.mlflow import check_uri
 
 

@@ -1,33 +1,36 @@
 """What each stage depends on: its slice of the configuration.
 
 A stage receives its slice and nothing else of the config, so a key outside it cannot change its result, and a key
-inside it makes it rerun (SNK-02). `iha.planning.dag` cuts the slices. Free of torch.
+inside it makes it run again. Slices hold whole sections, or inherit the fields of a section, so that a new setting is
+in them by itself. `iha.planning.dag` fills them in. Free of torch, and of the ledger: a stage imports this module, and
+an edit of the ledger must not rerun it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from iha.config.base import Frozen
 from iha.config.schema import (
+    Budget,
     EngineConfig,
-    Frozen,
-    ItemSource,
+    GenerationSettings,
+    ItemSettings,
+    MatchConfig,
     ModelConfig,
     Recipe,
-    SeparationConfig,
-    Source,
+    SamplingSettings,
     SplitConfig,
     Suite,
-    SyntheticConfig,
     TokenizerConfig,
+    TrainStage,
     Variant,
 )
+from iha.config.studies import SeparationConfig, SyntheticConfig
 
-TrainStage = Literal["pretrain", "extend", "sft"]
-SPLITS: tuple[TrainStage, ...] = ("pretrain", "extend", "sft")
-MODEL_STAGES: dict[str, TrainStage] = {"base": "pretrain", "long": "extend", "sft": "sft"}
+Scale = Literal["paper", "ladder", "smoke"]
 
 
 class TokenizerSlice(Frozen):
@@ -52,14 +55,6 @@ class ContaminationSlice(Frozen):
     split: TrainStage
 
 
-class Budget(Frozen):
-    """What of a recipe costs compute: nothing else of it may reach the ledger."""
-
-    seq_len: int
-    steps: int
-    global_batch: int
-
-
 class LedgerSlice(Frozen):
     """Slice of the FLOP ledger."""
 
@@ -67,7 +62,7 @@ class LedgerSlice(Frozen):
     vocab_size: int
     variants: tuple[Variant, ...]
     reference: str
-    match: Literal["tokens", "flops"]
+    match: MatchConfig
     budgets: dict[TrainStage, Budget]
 
 
@@ -85,12 +80,9 @@ class TrainSlice(Frozen):
     engine: EngineConfig
 
 
-class ItemsSlice(Frozen):
+class ItemsSlice(ItemSettings):
     """Slice of the evaluation items (stock lm-eval tasks, data source swapped)."""
 
-    items: dict[str, ItemSource]
-    items_dir: str | None
-    haystack: Source
     limit: int | None
 
 
@@ -102,16 +94,11 @@ class RulerSlice(Frozen):
     samples: int
 
 
-class EvalSlice(Frozen):
-    """Slice of one evaluation suite on one checkpoint."""
+class EvalSlice(GenerationSettings, SamplingSettings):
+    """Slice of one evaluation suite on one checkpoint; `samples` are those of this checkpoint."""
 
     suite: Suite
     limit: int | None
-    shots: int
-    samples: int
-    temperature: Annotated[float, Field(gt=0)]
-    max_new_tokens: int
-    batch_size: int
 
 
 class TrackingSlice(Frozen):
@@ -127,7 +114,7 @@ class TheorySlice(Frozen):
 class SeparationSlice(Frozen):
     """Slice of the learned test of the separation."""
 
-    scale: Literal["paper", "ladder", "smoke"]
+    scale: Scale
     separation: SeparationConfig
 
 
@@ -135,9 +122,9 @@ class ReportSlice(Frozen):
     """Slice of the report."""
 
     experiment: str
-    scale: Literal["paper", "ladder", "smoke"]
+    scale: Scale
     variants: tuple[str, ...]
     seeds: tuple[int, ...]
     reference: str
-    match: Literal["tokens", "flops"]
+    match: MatchConfig
     synthetic: SyntheticConfig | None = None

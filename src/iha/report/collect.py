@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from iha.artifacts.manifest import Manifest
-from iha.planning.slices import ReportSlice, TrainStage
+from iha.config.schema import TrainStage
+from iha.planning.slices import ReportSlice
 from iha.report.records import ItemScores, Metric, Score, TrainRun
 from iha.tracking.metrics import read_metrics
 

@@ -70,7 +70,7 @@ def training(found: Findings) -> Section:
     png, _ = found.keep(figures.training_curves(found.results, found.folder))
     cost, _ = found.keep(loss_against_cost(found.results, found.folder))
     text = caption(found.results, "Training loss per stage.")
-    what, panel = ("FLOPs", "first") if found.results.part.match == "flops" else ("tokens", "second")
+    what, panel = ("FLOPs", "first") if found.results.part.match.pretrain == "flops" else ("tokens", "second")
     against = (
         f"Pretraining loss against FLOPs, tokens and seconds. Variants are compared at equal {what}: curves end "
         f"together in the {panel} panel. Seconds depend on the machine and on what else ran there."

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from iha.artifacts.manifest import atomic_path
+from iha.config.schema import SPLITS
 from iha.evals.scores import mean_sd
-from iha.planning.slices import SPLITS
 from iha.report.collect import Results
 from iha.report.format import SCALE_LABELS, display
 from iha.report.paper import paper

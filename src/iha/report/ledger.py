@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from iha.planning.slices import SPLITS
+from iha.config.schema import SPLITS
 from iha.report.collect import Results
 from iha.report.format import MISSING, big, display, signed
 from iha.report.records import Grid, Text

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
-from iha.config.schema import ModelStage
-from iha.planning.slices import MODEL_STAGES, SPLITS, TrainStage
+from iha.config.schema import MODEL_STAGES, SPLITS, ModelStage, TrainStage
 from iha.report.collect import Results
 from iha.report.format import BENCHMARKS, display
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from iha.planning.slices import TrainStage
+from iha.config.schema import TrainStage
 from iha.report.collect import Results
 from iha.report.curves import cost_curves
 from iha.report.format import MISSING, display, mean_text

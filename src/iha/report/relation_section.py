@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from iha.artifacts.manifest import Manifest
-from iha.config.relations import SyntheticConfig
+from iha.config.studies import SyntheticConfig
 from iha.errors import DataError
 from iha.report import relation_claims, relations
 from iha.report import relation_figures as figures

@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from iha.config.schema import SPLITS, TrainStage
 from iha.evals.grade import CODE
-from iha.planning.slices import SPLITS, TrainSlice, TrainStage
+from iha.planning.slices import TrainSlice
 from iha.report.collect import Results
 from iha.report.cost import CONFIG
 from iha.report.experiment import manifest_path

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from iha.artifacts.fingerprint import git_state
-from iha.planning.slices import SPLITS
+from iha.config.schema import SPLITS
 from iha.report.collect import Results
 from iha.report.format import display
 from iha.report.notes import MATCHED, STAGES, contamination, evaluated, generated, met, mismatch, searched
@@ -80,7 +80,7 @@ def _path(found: Findings) -> str:
 def _stream(results: Results) -> str:
     """That variants read one stream, and that a cheaper one reads further where budgets are matched in FLOPs."""
     same = "All read it in the same order"
-    if results.part.match == "flops":
+    if results.part.match.pretrain == "flops":
         return f"{same}; at equal FLOPs a cheaper variant takes more steps, so it reads further (tokens: see Compute)."
     return f"{same} and equally far."
 

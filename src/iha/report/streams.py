@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from itertools import product
 
+from iha.config.schema import SPLITS
 from iha.errors import DataError
-from iha.planning.slices import SPLITS
 from iha.report.collect import Results
 from iha.report.format import display
 

@@ -66,7 +66,7 @@ def caption(results: Results, title: str, detail: str = "") -> str:
     """A title with the label of the scale in front; seeds, budget and `detail` behind."""
     part = results.part
     seeds = f"{len(part.seeds)} training seed{'s' if len(part.seeds) > 1 else ''}"
-    budget = "equal compute per variant" if part.match == "flops" else "equal steps per variant"
+    budget = "equal compute per variant" if part.match.pretrain == "flops" else "equal steps per variant"
     return f"{SCALE_LABELS[part.scale]}{title} {seeds}, {budget}. {detail}".strip()
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from iha.config.schema import SPLITS, TrainStage
 from iha.evals.scores import mean_sd
-from iha.planning.slices import SPLITS, TrainStage
 from iha.report.collect import Results
 from iha.report.curves import cost_curves
 from iha.report.figures import curve

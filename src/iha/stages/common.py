@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from iha.artifacts.fingerprint import ORIGINS, ROOT, git_state
 from iha.artifacts.manifest import Manifest, read_manifest, sha256_file, write_json, write_manifest
 from iha.artifacts.run import RESUMABLE, Context, StageResult, die_with_parent
-from iha.config.schema import Frozen
+from iha.config.base import Frozen
 from iha.errors import ConfigError, UserError
 
 __all__ = ["RESUMABLE", "Context", "StageResult", "parser", "run"]

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from iha.artifacts.run import Context
+from iha.config.schema import Budget
 from iha.planning.flops import PricedModel
-from iha.planning.slices import Budget, TrainSlice
+from iha.planning.slices import TrainSlice
 from iha.train import identity
 from iha.train.distributed import World
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from iha.artifacts.manifest import Manifest, read_manifest, write_json, write_manifest
 from iha.config.load import load_config
-from iha.config.relations import SyntheticConfig
 from iha.config.schema import Config
+from iha.config.studies import SyntheticConfig
 from iha.errors import ConfigError, UserError
 from iha.report.relation_claims import sentences
 from iha.report.relation_section import DATA, RUN, captions, grid_of, relation_tables, write_relations

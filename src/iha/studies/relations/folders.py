@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from iha.artifacts.manifest import FileEntry, Manifest, file_entry, verify_files
-from iha.config.relations import Split
+from iha.config.studies import Split
 from iha.studies.relations import tasks
 from iha.studies.relations.shapes import RelationDataSlice
 

@@ -22,7 +22,7 @@ from typing import Any
 from iha.artifacts.fingerprint import code_fingerprint
 from iha.artifacts.manifest import Manifest, file_entry, read_manifest, sha256_file, write_manifest
 from iha.config.load import load_config
-from iha.config.relations import Split, SyntheticConfig
+from iha.config.studies import Split, SyntheticConfig
 from iha.errors import ConfigError, UserError
 from iha.studies.relations.folders import (
     PROGRESS,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from iha.config.relations import RelationModel, SyntheticConfig
+from iha.config.studies import RelationModel, SyntheticConfig
 
 Axis = Literal["epoch", "flops", "cpu_s"]
 AXES: tuple[Axis, ...] = ("epoch", "flops", "cpu_s")

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from iha.config.base import Frozen
-from iha.config.relations import Examples, RelationBudget, RelationModel, RelationRecipe, RelationTask, SyntheticConfig
+from iha.config.studies import Examples, RelationBudget, RelationModel, RelationRecipe, RelationTask, SyntheticConfig
 
 
 class RelationDataSlice(Frozen):

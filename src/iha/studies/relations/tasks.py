@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iha.artifacts.manifest import atomic_path
-from iha.config.relations import RelationTask, Split
+from iha.config.studies import RelationTask, Split
 from iha.errors import DataError
 from iha.studies.relations.shapes import RelationDataSlice
 

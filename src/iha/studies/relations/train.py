@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from iha.artifacts.manifest import atomic_path, write_json
-from iha.config.relations import Split
+from iha.config.studies import Split
 from iha.model.tensors import save_tensors
 from iha.studies.relations.batches import Shelf, batch_ids
 from iha.studies.relations.folders import PROGRESS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Literal
 
-from iha.config.separation import LayerKind, SeparationConfig
+from iha.config.studies import LayerKind, SeparationConfig
 
 TaskName = Literal["filters", "filters_free", "cpm"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from iha.config.separation import LearnRecipe, SeparationConfig
+from iha.config.studies import LearnRecipe, SeparationConfig
 from iha.model.attention.iha import InterleavedHeadAttention
 from iha.studies.separation.grid import Point
 from iha.studies.separation.tasks import Batch, Counts, Filters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iha.config.separation import LearnRecipe, SeparationConfig
+from iha.config.studies import LearnRecipe, SeparationConfig
 from iha.studies.separation.grid import Point
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from iha.artifacts.manifest import write_json
-from iha.config.separation import SeparationConfig
+from iha.config.studies import SeparationConfig
 from iha.studies.separation.grid import Point, points, root
 
 log = logging.getLogger("iha")

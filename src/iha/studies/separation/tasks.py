@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from iha.config.separation import CountTask, FilterTask
+from iha.config.studies import CountTask, FilterTask
 from iha.studies.theory.operators import powers
 
 Batch = tuple[Tensor, Tensor]
