@@ -139,7 +139,8 @@ def ledger_text(ledger: dict[str, Any], seq_len: int) -> str:
     return (
         f"{aligned([head, *rows])}\n\n"
         f"match: {MatchConfig(**ledger['match'])}; ratios to {ledger['reference']} at {seq_len} tokens: attention and "
-        "forward count\nlive (query, key) pairs; paper: the paper's asymptotic count. Steps, train FLOPs, mismatch: pretraining."
+        "forward count\nlive (query, key) pairs; paper: the paper's asymptotic count. Steps, train FLOPs, mismatch: "
+        "pretraining."
     )
 
 
