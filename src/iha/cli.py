@@ -145,8 +145,9 @@ def ledger_text(ledger: dict[str, Any], seq_len: int) -> str:
 
 
 def _plan(args: argparse.Namespace) -> None:
-    from iha.plan.make import plan
+    import iha.studies.price  # noqa: F401 (registers the prices of the studies)
     from iha.plan.show import plan_text
+    from iha.planning.price import plan
 
     config = read_config(args.config)
     prices = plan(config)

@@ -478,7 +478,8 @@ def latency(folder: Path) -> float:
 
 def disk_space(config: Config) -> Iterator[Check]:
     """Free space in the state folder, against what `iha plan` predicts that the run stores."""
-    from iha.plan.jobs import jobs
+    import iha.studies.price  # noqa: F401 (registers the prices of the studies)
+    from iha.planning.price import jobs
 
     planned = jobs(config)
     data, runs = sum(job.data_bytes for job in planned), sum(job.checkpoint_bytes for job in planned)

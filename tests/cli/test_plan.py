@@ -8,18 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+import iha.studies.price  # noqa: F401 (registers the prices of the studies)
 from iha.cli import main
 from iha.config.load import load_config, parse_config
 from iha.config.schema import Config
 from iha.config.studies import SeparationConfig
 from iha.errors import ConfigError
-from iha.plan.job import Job
-from iha.plan.jobs import jobs
-from iha.plan.make import plan
-from iha.plan.price import BATCH_TOKENS, Machine
-from iha.plan.schedule import critical_path, wall_seconds
 from iha.planning.dag import ledger_slice
 from iha.planning.flops import ledger
+from iha.planning.price import BATCH_TOKENS, Job, Machine, critical_path, jobs, plan, wall_seconds
 from iha.studies.relations import shapes
 from iha.studies.separation.grid import Point
 

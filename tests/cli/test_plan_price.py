@@ -2,10 +2,9 @@
 
 import pytest
 
+import iha.studies.price  # noqa: F401 (registers the prices of the studies)
 from iha.config.load import parse_config
-from iha.plan.jobs import jobs
-from iha.plan.language import ITEMS
-from iha.plan.price import BATCH_TOKENS, Machine, itemsize
+from iha.planning.price import BATCH_TOKENS, ITEMS, Machine, itemsize, jobs
 
 D, LAYERS, HEADS, FFN, VOCAB, LENGTH = 64, 2, 4, 128, 1000, 32
 #: Of one sequence, in FLOPs: 2 per multiply-add; four projections, three matrices of the MLP, one head.

@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import iha.studies.price  # noqa: F401 (registers the prices of the studies)
 from iha.artifacts.text import size
 from iha.config.load import parse_config
-from iha.plan.actual import measured
-from iha.plan.job import Job, small
-from iha.plan.make import plan
-from iha.plan.schedule import critical_path, wall_seconds
 from iha.plan.show import plan_text
+from iha.planning.price import Job, critical_path, measured, plan, small, wall_seconds
 
 
 @st.composite

@@ -1,1 +1,1 @@
-"""What a run will cost, from the ledger and stated efficiencies, and what it did cost. Free of torch."""
+"""How `iha plan` prints the price of a run (`iha.planning.price`)."""

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from iha.artifacts.text import amount, hours, size
 from iha.config.schema import Config
 from iha.errors import UserError
-from iha.plan.make import plan
+from iha.planning.price import plan
 from iha.report.format import MISSING
 from iha.report.page import tables
 from iha.report.records import Grid, Text

@@ -194,7 +194,7 @@ def _reach(cell: Cell) -> Source:
 
 def _plan(cell: Cell) -> Source:
     from iha.config.schema import Config
-    from iha.plan.jobs import jobs
+    from iha.planning.price import jobs
 
     settings = cell.experiment.state / "config.json"
     config = Config.model_validate_json(settings.read_text()) if settings.exists() else None

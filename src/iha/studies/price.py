@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from iha.config.schema import Config
 from iha.config.studies import RelationTask, SyntheticConfig
-from iha.plan.job import LOG_BYTES, Job
-from iha.plan.price import PROCESS_BYTES, SAVED_BYTES, STATE_BYTES
+from iha.planning.price import LOG_BYTES, PROCESS_BYTES, SAVED_BYTES, STATE_BYTES, Job, register_study, small
 from iha.studies.relations import shapes
 from iha.studies.relations.folders import run_name
 from iha.studies.separation.grid import points
@@ -45,13 +44,17 @@ class Work:
         )
 
 
+@register_study
 def relations(config: Config) -> list[Job]:
-    """Examples of every task and all runs, as the workflow's rules name them; none without relation composition."""
+    """Examples of every task and all runs, as the workflow's rules name them, and their own report."""
     study = config.synthetic
-    if study is None:
+    if study is None or config.goal == "separation":
         return []
-    data = [_examples(config, study, task) for task in study.tasks]
-    return data + [_relation_run(config, study, *key) for key in shapes.runs(study)]
+    found = [_examples(config, study, task) for task in study.tasks]
+    found += [_relation_run(config, study, *key) for key in shapes.runs(study)]
+    if config.goal == "synthetic":
+        found.append(small(config, "synthetic_report", after=tuple(job.name for job in found)))
+    return found
 
 
 def _examples(config: Config, study: SyntheticConfig, task: RelationTask) -> Job:
@@ -81,10 +84,11 @@ def _relation_run(config: Config, study: SyntheticConfig, task: str, model: str,
     )
 
 
+@register_study
 def separation(config: Config) -> list[Job]:
     """All points of the learned separation, which are one job on CPU."""
     study = config.separation
-    if study is None:
+    if study is None or config.goal != "separation":
         return []
     grid = points(study)
     updates = sum(recipe(study, point).steps for point in grid)
