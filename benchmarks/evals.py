@@ -28,11 +28,9 @@ from iha.artifacts.manifest import Manifest, file_entry
 from iha.config.schema import DocstringSource, ModelConfig, SplitConfig, TokenizerConfig, Variant
 from iha.data import corpus, tokenizer_build
 from iha.data.tokenizer import Tokenizer
-from iha.evals.generate import Answer, Generator, Job
-from iha.evals.ruler import read_items
-from iha.evals.ruler.generate import Materials, generate
-from iha.evals.ruler.items import item_path, write_items
-from iha.evals.sampling import Draw, Sampling
+from iha.evals.generate import Draw, Generator, Request, Sampling, left_pad
+from iha.evals.ruler.items import generate, item_path, read_items, write_items
+from iha.evals.ruler.tasks import Materials
 from iha.model.transformer import Transformer, build_model
 
 MODEL = ModelConfig(hidden_dim=256, n_layers=6, n_heads=4, ffn_dim=704)
@@ -50,21 +48,6 @@ class Letters:
     def decode(self, ids):
         """The ids themselves."""
         return " ".join(map(str, ids))
-
-
-class Texts:
-    """Keeps the answers of a run."""
-
-    def __init__(self, jobs: list[Job]) -> None:
-        self.jobs, self.found = jobs, {}
-
-    def on_answer(self, job: int, draw: Draw, answer: Answer) -> None:
-        """Keep the text."""
-        self.found[job, draw.sample] = answer.text
-
-    def on_gold(self, job: int, score: object) -> None:
-        """There are no golds here."""
-        raise AssertionError("no gold was asked for")
 
 
 def bpe(folder: Path) -> Tokenizer:
@@ -175,23 +158,20 @@ def prompts(lengths: list[int]) -> list[tuple[int, ...]]:
     return [tuple(torch.randint(1, VOCAB, (n,), generator=generator).tolist()) for n in lengths]
 
 
-def answers(model: Transformer, jobs: list[Job]) -> dict[tuple[int, int], str]:
-    """Texts of all jobs."""
-    texts = Texts(jobs)
-    Generator(model, Letters(), SAMPLES).run(jobs, texts)
-    return texts.found
+def answers(model: Transformer, requests: list[Request]) -> dict[tuple[int, int], str]:
+    """Texts of all requests by their index and sample."""
+    results = Generator(model, Letters(), SAMPLES).run(requests)
+    return {(at, draw.sample): a.text for at, result in enumerate(results) for draw, a in result.answers.items()}
 
 
 def decode(repeats: int) -> dict[str, float]:
     """A ragged batch of 16, greedy."""
-    from iha.evals.prefill import left_pad
-
     ours = network()
     theirs = llama(ours)
     asked = prompts([64 + 12 * i for i in range(16)])
     ids, pad = left_pad(asked, 0, torch.device("cpu"))
     mask = (torch.arange(ids.shape[1]) >= pad[:, None]).long()
-    jobs = [Job(prompt, (Draw(Sampling(max_new_tokens=NEW)),)) for prompt in asked]
+    jobs = [Request(prompt, (Draw(Sampling(max_new_tokens=NEW)),)) for prompt in asked]
 
     def generated() -> torch.Tensor:
         with torch.no_grad():
@@ -209,8 +189,8 @@ def shared(repeats: int) -> dict[str, float]:
     model, new = network(), 32
     sampling = Sampling(max_new_tokens=new, temperature=0.6)
     asked = prompts([PROMPT] * SAMPLES)
-    one = [Job(asked[0], tuple(Draw(sampling, i) for i in range(SAMPLES)))]
-    many = [Job(prompt, (Draw(sampling),)) for prompt in asked]
+    one = [Request(asked[0], tuple(Draw(sampling, i) for i in range(SAMPLES)))]
+    many = [Request(prompt, (Draw(sampling),)) for prompt in asked]
     times = interleaved({"many": lambda: answers(model, many), "one": lambda: answers(model, one)}, repeats)
     return {"shared_prompt": times["many"] / times["one"]}
 

@@ -7,7 +7,6 @@ import math
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +24,8 @@ from lm_eval.api.model import LM  # noqa: E402
 from torch import nn  # noqa: E402
 
 from iha.config.schema import ModelConfig, Variant  # noqa: E402
-from iha.evals.generate import Answer, Job  # noqa: E402
+from iha.evals.generate import Answer, Draw, Generator, Sampling  # noqa: E402
 from iha.evals.mirror import write_set  # noqa: E402
-from iha.evals.sampling import Draw, Sampling  # noqa: E402
 from iha.model.transformer import Transformer, build_model  # noqa: E402
 
 KINDS = ("global", "global_local", "talking_heads", "diff", "iha")
@@ -83,21 +81,13 @@ def draws(count: int, tokens: int = 8, **changes) -> tuple[Draw, ...]:
     return tuple(Draw(sampling, sample) for sample in range(count))
 
 
-@dataclass
-class Catch:
-    """A listener that keeps everything, in the order in which it came."""
-
-    jobs: list[Job]
-    answers: dict[tuple[tuple[int, ...], Draw], Answer] = field(default_factory=dict)
-    golds: list[tuple[int, object]] = field(default_factory=list)
-
-    def on_answer(self, job, draw, answer):
-        key = (self.jobs[job].prompt, draw)
-        assert key not in self.answers, "an answer came twice"
-        self.answers[key] = answer
-
-    def on_gold(self, job, score):
-        self.golds.append((job, score))
+def generated(model, requests, batch_size=4, **options) -> dict[tuple[tuple[int, ...], Draw], Answer]:
+    """Answers by prompt and draw."""
+    requests = list(requests)
+    results = Generator(model, tokenizer(), batch_size, **options).run(requests)
+    return {
+        (r.prompt, draw): a for r, found in zip(requests, results, strict=True) for draw, a in found.answers.items()
+    }
 
 
 class Scripted(nn.Module):

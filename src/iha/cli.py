@@ -26,6 +26,7 @@ examples:
   iha diff iha/seed1/sft global/seed1/sft     two runs side by side
   iha sample state/smoke/runs/iha/seed1/pretrain/final "def add("    text from a trained model
   iha export state/smoke/runs/iha/seed1/sft/final exported/iha       a folder that transformers loads
+  iha lm-eval --model iha --model_args path=FOLDER --tasks gsm8k     lm-eval's own command line on a model
   iha theory                                  the paper's theorems, checked numerically on the layers
 """
 #: Read by every command that is given neither --config nor --profile, and by `snakemake`.
@@ -233,6 +234,11 @@ def _add_models(add: Any) -> None:
     sub.add_argument("--tokens", type=int, default=100, metavar="N", help="most tokens to write (100)")
     sub.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy (0)")
     sub.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampling (0)")
+    sub = add("lm-eval", "Run lm-eval's own command line with the model `iha` registered; all arguments are lm-eval's.",
+              "iha lm-eval --model iha --model_args path=state/smoke/runs/iha/seed1/pretrain/final --tasks gsm8k",
+              config=False, as_json=False)  # fmt: skip
+    sub.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="see `iha lm-eval -h`")
+    sub.prefix_chars = "\0"  # no argument is an option of ours, `-h` included
     sub = add("export", "Export a trained model as a folder that transformers loads, code included.",
               "iha export state/smoke/runs/iha/seed1/sft/final exported/iha", config=False, as_json=False)  # fmt: skip
     sub.add_argument("model", type=Path, metavar="MODEL", help="folder `final` of a training stage")
@@ -243,18 +249,8 @@ def _add_models(add: Any) -> None:
 
 def _sample(args: argparse.Namespace) -> None:
     from iha.data.tokenizer import Tokenizer
-    from iha.evals.generate import Answer, Generator, Job
-    from iha.evals.sampling import Draw, Sampling
+    from iha.evals.generate import Draw, Generator, Request, Sampling
     from iha.model.files import load_model, tokenizer_of
-
-    class Printer:
-        """Prints the answer."""
-
-        def on_answer(self, job: int, draw: Draw, answer: Answer) -> None:
-            print(answer.text if args.chat else args.prompt + answer.text)
-
-        def on_gold(self, job: int, score: Any) -> None:
-            """There is no gold answer."""
 
     folder = args.model if (args.model / "model.json").is_file() else args.model / "final"
     model, tokenizer = load_model(folder), Tokenizer.load(tokenizer_of(folder))
@@ -263,7 +259,14 @@ def _sample(args: argparse.Namespace) -> None:
     else:
         ids = [tokenizer.bos, *tokenizer.encode_text(args.prompt)]
     draw = Draw(Sampling(args.tokens, temperature=args.temperature, seed=args.seed))
-    Generator(model, tokenizer, batch_size=1).run([Job(tuple(ids), (draw,))], Printer())
+    (result,) = Generator(model, tokenizer, batch_size=1).run([Request(tuple(ids), (draw,))])
+    print(("" if args.chat else args.prompt) + result.answers[draw].text)
+
+
+def _lm_eval(args: argparse.Namespace) -> None:
+    from iha.evals.lm import command_line
+
+    command_line(args.arguments)
 
 
 def _export(args: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ import pytest
 from iha.evals import answers, latex
 from iha.evals.grade import equal, extract
 from iha.evals.programs import code_of, complete
-from iha.evals.ruler import score
+from iha.evals.ruler.scoring import score
 
 MANY = 300_000
 LINES = "\n" * MANY

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,8 +22,8 @@ from trainlab import Lab, plain_store, recipe, train_slice
 
 from iha.cli import main
 from iha.errors import DataError
+from iha.evals.generate import left_pad
 from iha.evals.lm import IhaLM
-from iha.evals.prefill import left_pad
 from iha.export import export_model
 from iha.model.files import load_model, read_header, save_model, tokenizer_of
 
@@ -68,9 +69,8 @@ def exported(tmp_path_factory):
 def test_exported_models_equal_ours_where_this_project_is_unknown(exported):
     """Logits, greedy tokens (with and without cache) of a ragged batch; beam search runs."""
     request = json.dumps([PROMPTS, NEW, *map(str, exported.values())])
-    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # importing torch calls a line of this project
     command = [sys.executable, "-c", STRANGER, request]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     prompts = [[tokenizer().bos, *tokenizer().encode_text(text)] for text in PROMPTS]
@@ -213,9 +213,9 @@ def test_lm_eval_gives_the_export_the_same_scores(kind, exported):
 
 @pytest.mark.slow
 def test_lm_eval_knows_the_model_on_its_own_command_line(exported, tmp_path):
-    """`lm_eval --model iha --model_args path=...`, a process of its own, in the mirror; texts as the adapter gives."""
+    """`iha lm-eval --model iha --model_args path=...`, in a process, in the mirror; texts as the adapter gives."""
     command = [
-        *(str(Path(sys.executable).with_name("lm_eval")), "--model", "iha", "--model_args"),
+        *(sys.executable, "-m", "iha.cli", "lm-eval", "--model", "iha", "--model_args"),
         *(f"path={exported['iha'].parents[1] / 'runs' / 'iha'},max_length={MAX_LENGTH}", "--tasks", "gsm8k"),
         *("--limit", "2", "--num_fewshot", "1", "--gen_kwargs", "max_gen_toks=8", "--log_samples", "-o", str(tmp_path)),
     ]
@@ -230,6 +230,11 @@ def test_lm_eval_knows_the_model_on_its_own_command_line(exported, tmp_path):
         (asked,) = [dict(zip(("context", "gen"), a.values(), strict=True)) for a in row["arguments"].values()]
         (answer,) = lm.answers([_Request((asked["context"], asked["gen"]), "gsm8k")])
         assert row["resps"] == [[answer.text]] and answer.tokens > 0
+
+
+def test_nothing_of_this_project_runs_when_somebody_imports_torch():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert "entry-points" not in project
 
 
 class _Request:

@@ -19,7 +19,7 @@ STEPS, EVERY, LENGTH = 12, 4, 640
 VARIANT, SEED = "iha", 1
 #: What a stage imports in the middle of its work: once here instead of once in every start.
 LATE = {
-    "evaluate": ("iha.evals.journal", "iha.evals.longctx", "iha.evals.run"),
+    "evaluate": ("iha.evals.run",),
     "synthetic_train": ("iha.studies.relations.train",),
     "report": ("matplotlib.pyplot", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf"),
 }

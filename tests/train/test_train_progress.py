@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from iha.evals.generate import _Progress as Answers
+from iha.evals.generate import DecodingProgress as Answers
 from iha.train import progress as module
 from iha.train.progress import Progress
 

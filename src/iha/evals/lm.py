@@ -7,9 +7,9 @@ control token here, so the adapter keeps the ids of each chat prompt it has rend
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,11 +20,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from iha.config.schema import CONTEXTS
 from iha.errors import ConfigError, DataError
-from iha.evals.companion import GoldScore, gold_scores
-from iha.evals.generate import Answer, Generator, Job
-from iha.evals.journal import Journal
-from iha.evals.sampling import Draw, Sampling, prompt_digest
-from iha.model.files import check_tokenizer, tokenizer_of
+from iha.evals.generate import Answer, AnswerJournal, Draw, Generator, Request, Sampling, prompt_digest
+from iha.evals.likelihood import GoldScore, gold_scores
+from iha.model.files import check_tokenizer, load_model, read_header, tokenizer_of
 
 if TYPE_CHECKING:
     from iha.data.tokenizer import Tokenizer
@@ -45,10 +43,10 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         model: from `iha.model`, on its device.
         tokenizer: of the folder the model was trained with.
         max_length: most tokens a prompt and its answer may hold together; a prompt that leaves no room for the answer
-            is not cut but answered with "" and finish reason "no_room" (EVL-04).
+            is not cut but answered with "" and finish reason "no_room".
         batch_size: answers decoded together.
         seed: of the sampling.
-        journal: finished answers of an earlier attempt, and where new ones are kept.
+        journal: finished answers of an earlier attempt; new ones are appended to it.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         max_length: int,
         batch_size: int = BATCH_SIZE,
         seed: int = 0,
-        journal: Journal | None = None,
+        journal: AnswerJournal | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -67,18 +65,17 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         self.max_length = max_length
         self.batch_size = batch_size
         self.seed = seed
-        self.journal = journal
+        self._generator = Generator(model, tokenizer, batch_size, journal=journal)
         self._chat: dict[str, list[int]] = {}
-        self._expected: dict[bytes, tuple[int, ...]] = {}
         self._golds: dict[tuple[bytes, bytes], GoldScore] = {}
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
-        """Build from plain arguments: ``lm_eval --model iha --model_args path=FOLDER``.
+        """Build from plain arguments: ``iha lm-eval --model iha --model_args path=FOLDER``.
 
         Args:
-            arg_dict: `path` (folder of a trained or exported model); optionally `tokenizer` (folder; otherwise found in
-                or above `path`), `max_length` (otherwise 8 pretraining lengths), `batch_size`, `seed`, `backend`.
+            arg_dict: `path` (folder of a trained or exported model); optionally `tokenizer` (folder; by default found
+                in or above `path`), `max_length` (by default 8 pretraining lengths), `batch_size`, `seed`, `backend`.
             additional_config: `device` and `batch_size` of lm-eval's own arguments; "auto" is 16.
 
         Raises:
@@ -88,14 +85,13 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         import torch
 
         from iha.data.tokenizer import Tokenizer
-        from iha.model.files import load_model, read_header
 
         unknown = sorted(set(arg_dict) - set(MODEL_ARGS))
         if unknown or "path" not in arg_dict:
             wrong = f"{', '.join(unknown)}: unknown" if unknown else "path: missing"
             raise ConfigError(f"--model_args: {wrong}; allowed: {', '.join(MODEL_ARGS)}.")
         extra = {k: v for k, v in (additional_config or {}).items() if v is not None}
-        device = extra.get("device", "cuda")  # lm-eval itself says "cuda:0" where no device is named
+        device = extra.get("device", "cuda")  # lm-eval passes "cuda:0" where no device is named
         if device.startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"
         path = Path(arg_dict["path"])
@@ -118,7 +114,7 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
 
     @property
     def prefix_token_id(self) -> int:
-        """Id that stands before a text without context."""
+        """Id that precedes a text without context."""
         return int(self.tokens.bos)
 
     @property
@@ -133,7 +129,7 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Render a conversation; its ids are kept for `tok_encode`.
 
-        Without `add_generation_prompt` the last message is the beginning of the answer and is left open (RUL-04).
+        Without `add_generation_prompt` the last message is the beginning of the answer and is left open.
         """
         history, opening = list(chat_history), ""
         if not add_generation_prompt:
@@ -145,7 +141,11 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Ids of a prompt: exactly one BOS, at the front, unless `add_special_tokens` is False (EVL-02)."""
+        """Ids of a prompt: exactly one BOS, at the front, unless `add_special_tokens` is False.
+
+        Raises:
+            DataError: a chat prompt does not begin with its one BOS.
+        """
         if add_special_tokens is False:
             return self.tokens.encode_text(string)
         ids = self._chat.get(string) or [self.tokens.bos, *self.tokens.encode_text(string)]
@@ -154,21 +154,18 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         return ids
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Ids of a context and its continuation. lm-eval's own rule moves blanks at the end of a context to the
+        continuation; a chat prompt is a sequence of ids already and is continued as it is."""
         if context in self._chat:
             return self.tok_encode(context), self.tokens.encode_text(continuation)
         pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
         return pair
 
-    def expect_golds(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Name gold answers of prompts that will be answered: they are then scored on the prompt's one prefill."""
-        for context, continuation in pairs:
-            head, tail = self._encode_pair(context, continuation)
-            if self._fits(head, tail):
-                self._expected[prompt_digest(head)] = tuple(tail)
+    # Log-likelihoods -------------------------------------------------------------------------------------------------
 
     def gold(self, pairs: Sequence[tuple[str, str]]) -> list[GoldScore | None]:
         """Teacher-forced score of (context, continuation) texts; None where a pair exceeds `max_length`."""
-        encoded = [self._encode_pair(context, continuation) for context, continuation in pairs]
+        encoded = [self._gold_pair(context, continuation) for context, continuation in pairs]
         keys = [_gold_key(head, tail) for head, tail in encoded]
         missing = {
             key: pair for key, pair in zip(keys, encoded, strict=True) if key not in self._golds and self._fits(*pair)
@@ -176,6 +173,13 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         scores = gold_scores(self.model, list(missing.values()), self.batch_size, self.tokens.pad)
         self._golds.update(zip(missing, scores, strict=True))
         return [self._golds.get(key) for key in keys]
+
+    def _gold_pair(self, prompt: str, gold: str) -> tuple[list[int], list[int]]:
+        """Ids of a prompt and its gold. A prompt that ends in a blank (RULER's variable tracking) is continued as it
+        is generated from, so that its one prefill serves both."""
+        if prompt.endswith(" "):
+            return self.tok_encode(prompt), self.tokens.encode_text(gold)
+        return self._encode_pair(prompt, gold)
 
     def _fits(self, head: Sequence[int], tail: Sequence[int]) -> bool:
         return bool(tail) and len(head) + len(tail) <= self.max_length
@@ -209,38 +213,55 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
             totals.append(-sum(score.nll for score in scores))
         return totals
 
+    # Generation ------------------------------------------------------------------------------------------------------
+
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answers to prompts; a request that stands k times is one question with k samples."""
+        """Answers to prompts; a request that occurs k times is one question with k samples."""
         return [answer.text for answer in self.answers(requests)]
 
-    def answers(self, requests: Sequence[Instance]) -> list[Answer]:
+    def answers(self, requests: Sequence[Instance], golds: Mapping[str, str] | None = None) -> list[Answer]:
         """`generate_until` with the reason why each answer ended.
 
+        Args:
+            requests: as lm-eval makes them; one that occurs k times is one question with k samples.
+            golds: prompt -> gold answer, scored on the prompt's one prefill; `gold` returns the scores.
+
         Raises:
-            ConfigError: a request asks for at least `max_length` new tokens, so no prompt could fit (EVL-04).
+            ConfigError: a request asks for at least `max_length` new tokens, so no prompt could fit.
         """
         orders = self._orders(requests)
-        wanted: dict[tuple[int, ...], dict[Draw, None]] = {}
+        tails = {}
+        for context, continuation in (golds or {}).items():
+            head, tail = self._gold_pair(context, continuation)
+            if self._fits(head, tail):
+                tails[tuple(head)] = tuple(tail)
+        draws: dict[tuple[int, ...], dict[Draw, None]] = {}
         for prompt, draw in orders:
-            wanted.setdefault(prompt, {})[draw] = None
-        found: dict[tuple[tuple[int, ...], Draw], Answer] = {}
-        jobs = []
-        for prompt, draws in wanted.items():
-            found.update(
-                {(prompt, draw): answer for draw in draws if (answer := self._known(prompt, draw)) is not None}
+            if self._has_room(prompt, draw):
+                draws.setdefault(prompt, {})[draw] = None
+        asked = [Request(prompt, tuple(group), tails.get(prompt, ())) for prompt, group in draws.items()]
+        label = str(requests[0].task_name) if requests else ""
+        results = dict(zip(draws, self._generator.run(asked, label), strict=True))
+        self._golds.update(
+            {_gold_key(r.prompt, r.gold): score for r in asked if (score := results[r.prompt].gold) is not None}
+        )
+        no_room = Answer("", "no_room", 0)
+        answers = [results[p].answers[draw] if self._has_room(p, draw) else no_room for p, draw in orders]
+        crowded = sum(answer.finish == "no_room" for answer in answers)
+        if crowded:
+            log.warning(
+                "%d of %d prompts leave no room for an answer in %d tokens: recorded as no_room, counted as wrong.",
+                crowded,
+                len(answers),
+                self.max_length,
             )
-            missing = tuple(draw for draw in draws if (prompt, draw) not in found)
-            if missing:
-                jobs.append(Job(prompt, missing, self._expected.get(prompt_digest(prompt), ())))
-        if jobs:
-            collector = _Collector(jobs, found, self._golds, self.journal)
-            Generator(self.model, self.tokens, self.batch_size).run(jobs, collector, str(requests[0].task_name))
-        answers = [found[order] for order in orders]
-        self._warn_of_crowding(answers)
         return answers
 
+    def _has_room(self, prompt: tuple[int, ...], draw: Draw) -> bool:
+        return len(prompt) + draw.sampling.max_new_tokens <= self.max_length
+
     def _orders(self, requests: Sequence[Instance]) -> list[tuple[tuple[int, ...], Draw]]:
-        """Prompt and draw of each request; a request that stands k times asks for samples 0..k-1."""
+        """Prompt and draw of each request; one that occurs k times asks for samples 0..k-1."""
         orders = []
         seen: Counter[int] = Counter()
         prompts: dict[int, tuple[int, ...]] = {}
@@ -256,43 +277,6 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
             orders.append((prompts[id(request)], Draw(sampling, seen[id(request)])))
             seen[id(request)] += 1
         return orders
-
-    def _known(self, prompt: tuple[int, ...], draw: Draw) -> Answer | None:
-        """An answer that needs no decoding: from an earlier attempt, or empty for want of room."""
-        if len(prompt) + draw.sampling.max_new_tokens > self.max_length:
-            return Answer("", "no_room", 0)
-        return self.journal.get(prompt, draw) if self.journal is not None else None
-
-    def _warn_of_crowding(self, answers: Sequence[Answer]) -> None:
-        crowded = sum(answer.finish == "no_room" for answer in answers)
-        if crowded:
-            log.warning(
-                "%d of %d prompts leave no room for an answer in %d tokens: recorded as no_room, counted as wrong.",
-                crowded,
-                len(answers),
-                self.max_length,
-            )
-
-
-@dataclass
-class _Collector:
-    """Files what a generator finds, and in the journal at once."""
-
-    jobs: Sequence[Job]
-    answers: dict[tuple[tuple[int, ...], Draw], Answer]
-    golds: dict[tuple[bytes, bytes], GoldScore]
-    journal: Journal | None
-
-    def on_answer(self, job: int, draw: Draw, answer: Answer) -> None:
-        """Keep an answer."""
-        prompt = self.jobs[job].prompt
-        self.answers[prompt, draw] = answer
-        if self.journal is not None:
-            self.journal.put(prompt, draw, answer)
-
-    def on_gold(self, job: int, score: GoldScore) -> None:
-        """Keep a gold's score."""
-        self.golds[_gold_key(self.jobs[job].prompt, self.jobs[job].gold)] = score
 
 
 def _gold_key(head: Sequence[int], tail: Sequence[int]) -> tuple[bytes, bytes]:
@@ -311,3 +295,18 @@ def sampling_of(kwargs: dict[str, Any], seed: int = 0) -> Sampling:
         top_p=float(kwargs.get("top_p") or 1.0) if temperature else 1.0,
         seed=seed if temperature else 0,
     )
+
+
+def command_line(arguments: Sequence[str]) -> None:
+    """lm-eval's own command line with the model "iha" registered: ``iha lm-eval ARGUMENTS``.
+
+    Registration is importing this module. lm-eval reads `sys.argv` and has no other entry point.
+    """
+    from lm_eval.__main__ import cli_evaluate
+
+    before = sys.argv
+    sys.argv = ["iha lm-eval", *arguments]
+    try:
+        cli_evaluate()
+    finally:
+        sys.argv = before

@@ -1,19 +1,20 @@
 """Scores and their spread: pass@k, majority votes, means that know what is missing, intervals, paired differences.
 
-Pure functions on plain numbers; everything random takes a seed. Free of torch.
+Pure functions on plain numbers, shared by evaluation and report; everything random takes a seed. Resampling and
+permutation tests are scipy's. pass@k and the majority vote are our own, since scipy has neither. Free of torch.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 RESAMPLES = 2000
+#: Numbers that one batch of resamples may hold.
 _BLOCK = 4_000_000
 
 
@@ -26,7 +27,7 @@ def pass_at_k(n: int, c: int, k: int) -> float | None:
         k: programs a user may try.
 
     Returns:
-        The probability, or None if n < k: too few draws say nothing about k tries (COD-01).
+        The probability, or None if n < k: too few draws say nothing about k tries.
 
     Raises:
         ValueError: c is not in 0..n, or k < 1.
@@ -42,7 +43,7 @@ def majority(answers: Sequence[str | None], gold: str, equal: Callable[[str, str
     """Credit of a majority vote over `answers`: its expected value under a random tie-break.
 
     Equal answers are one candidate however they are written; None (no answer found, sample missing) never wins.
-    The result does not depend on the order of the answers (GSM-03).
+    The result does not depend on the order of the answers.
 
     Args:
         answers: one extracted answer per sample.
@@ -70,18 +71,18 @@ def _clusters(votes: Counter[str], equal: Callable[[str, str], bool]) -> list[tu
     return [(c, sum(votes[a] for a in c)) for c in components]
 
 
+# Means ---------------------------------------------------------------------------------------------------------------
+
+
 def mean_sd(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation (ddof 1); one value has no spread: None, not 0 and not NaN (TAB-01).
+    """Mean and sample standard deviation (ddof 1), exact whatever the order; the SD of one value is None.
 
     Raises:
         ValueError: no values.
     """
     if not values:
         raise ValueError("mean of no values")
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return mean, None
-    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    return statistics.fmean(values), None if len(values) < 2 else statistics.stdev(values)
 
 
 def mean_stderr(values: Sequence[float]) -> tuple[float, float | None]:
@@ -90,48 +91,82 @@ def mean_stderr(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, None if sd is None else sd / math.sqrt(len(values))
 
 
+def present(values: Iterable[float | None]) -> list[float]:
+    """The values that were measured: None, NaN and the sentinel -1 are "not run"."""
+    return [v for v in values if v is not None and not math.isnan(v) and v != -1]
+
+
+def suite_mean(scores: Mapping[str, float | None], tasks: Sequence[str]) -> float | None:
+    """Mean over a suite's tasks, or None (a blank cell) if any task is missing.
+
+    Args:
+        scores: task -> score; a task that was not run is absent, None or -1.
+        tasks: every task the mean is over, e.g. the 13 of RULER.
+    """
+    values = present(scores.get(task) for task in tasks)
+    return math.fsum(values) / len(tasks) if len(values) == len(tasks) and tasks else None
+
+
+def mean_present(values: Sequence[float | None]) -> tuple[float | None, int]:
+    """Mean of what was measured and how many values that is, e.g. over context lengths."""
+    measured = present(values)
+    return (math.fsum(measured) / len(measured) if measured else None), len(measured)
+
+
+# Intervals and tests -------------------------------------------------------------------------------------------------
+
+
 def bootstrap_ci(values: Sequence[float], seed: int, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over items.
+    """Percentile bootstrap interval of the mean over items (`scipy.stats.bootstrap`).
 
     Args:
         values: one score per item.
         seed: of the resampling; equal seeds give equal intervals.
         level: coverage, in (0, 1).
+
+    Raises:
+        ValueError: no values.
     """
-    data = _column(values)
-    tail = (1 - level) / 2
-    low, high = np.quantile(_resampled_means(data, seed), [tail, 1 - tail])
-    return float(low), float(high)
+    return stratified_ci([values], seed, level)
 
 
 def stratified_ci(groups: Sequence[Sequence[float]], seed: int, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of group means; items are drawn anew within their own group.
+    """Percentile bootstrap interval of the mean of group means; items are resampled within their own group.
 
     Args:
         groups: scores of the items of each group (a suite's tasks), which all count the same.
         seed: of the resampling.
         level: coverage, in (0, 1).
+
+    Raises:
+        ValueError: no groups, or one without values.
     """
+    import numpy as np  # with scipy 0.7 s that readers of means need not pay
+    from scipy.stats import bootstrap
+
     if not groups:
         raise ValueError("an interval needs at least one group")
-    means = [_resampled_means(_column(group), [seed, at]) for at, group in enumerate(groups)]
-    tail = (1 - level) / 2
-    low, high = np.quantile(np.mean(means, axis=0), [tail, 1 - tail])
-    return float(low), float(high)
-
-
-def _column(values: Sequence[float]) -> NDArray[np.float64]:
-    if not len(values):
+    if not all(map(len, groups)):
         raise ValueError("an interval needs at least one value")
-    return np.asarray(values, dtype=np.float64)
+    data = [np.asarray(group, dtype=np.float64) for group in groups]
+    fixed = sum(float(group[0]) for group in data if len(group) == 1)  # scipy refuses a sample of one
+    varying = [group for group in data if len(group) > 1]
+    if not varying:
+        return fixed / len(data), fixed / len(data)
 
+    def statistic(*samples: Any, axis: int) -> Any:
+        return (fixed + np.sum([sample.mean(axis=axis) for sample in samples], axis=0)) / len(data)
 
-def _resampled_means(data: NDArray[np.float64], seed: int | list[int]) -> NDArray[np.float64]:
-    """Means of RESAMPLES samples drawn with replacement, in blocks of bounded memory."""
-    rng = np.random.default_rng(seed)
-    block = max(1, _BLOCK // len(data))
-    sizes = [min(block, RESAMPLES - start) for start in range(0, RESAMPLES, block)]
-    return np.concatenate([data[rng.integers(len(data), size=(rows, len(data)))].mean(axis=1) for rows in sizes])
+    interval = bootstrap(
+        varying,
+        statistic,
+        n_resamples=RESAMPLES,
+        batch=max(1, _BLOCK // max(map(len, varying))),
+        confidence_level=level,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return float(interval.low), float(interval.high)
 
 
 @dataclass(frozen=True)
@@ -163,38 +198,26 @@ def paired_difference(a: Sequence[float], b: Sequence[float], seed: int, level: 
     gaps = [x - y for x, y in zip(a, b, strict=True)]
     mean, stderr = mean_stderr(gaps)
     low, high = bootstrap_ci(gaps, seed, level)
-    return Difference(mean, stderr, low, high, _sign_flip_p(_column(gaps), seed), len(gaps))
+    return Difference(mean, stderr, low, high, sign_flip_p(gaps, seed), len(gaps))
 
 
-def _sign_flip_p(gaps: NDArray[np.float64], seed: int) -> float:
-    """Share of random sign assignments whose |mean| reaches the observed one (with the observed one counted)."""
-    rng = np.random.default_rng([seed, 1])
-    observed = abs(gaps.mean()) - 1e-12
-    block = max(1, _BLOCK // len(gaps))
-    hits = 0
-    for start in range(0, RESAMPLES, block):
-        signs = rng.integers(2, size=(min(block, RESAMPLES - start), len(gaps))) * 2 - 1
-        hits += int((np.abs((signs * gaps).mean(axis=1)) >= observed).sum())
-    return (hits + 1) / (RESAMPLES + 1)
+def sign_flip_p(gaps: Sequence[float], seed: int) -> float:
+    """Share of sign assignments whose |mean| reaches the observed one (`scipy.stats.permutation_test`).
 
-
-def present(values: Iterable[float | None]) -> list[float]:
-    """The values that were measured: None, NaN and the sentinel -1 are "not run" (RUL-03)."""
-    return [v for v in values if v is not None and not math.isnan(v) and v != -1]
-
-
-def suite_mean(scores: Mapping[str, float | None], tasks: Sequence[str]) -> float | None:
-    """Mean over a suite's tasks, or None (a blank cell) if any task is missing (RUL-03).
-
-    Args:
-        scores: task -> score; a task that was not run is absent, None or -1.
-        tasks: every task the mean is over, e.g. the 13 of RULER.
+    Exact where there are at most RESAMPLES assignments; else of RESAMPLES random ones, the observed one counted.
     """
-    values = present(scores.get(task) for task in tasks)
-    return math.fsum(values) / len(tasks) if len(values) == len(tasks) and tasks else None
+    import numpy as np
+    from scipy.stats import permutation_test
 
-
-def mean_present(values: Sequence[float | None]) -> tuple[float | None, int]:
-    """Mean of what was measured and how many that is, e.g. over context lengths (RUL-03)."""
-    measured = present(values)
-    return (math.fsum(measured) / len(measured) if measured else None), len(measured)
+    if len(gaps) == 1:
+        return 1.0
+    test = permutation_test(
+        (np.asarray(gaps, dtype=np.float64),),
+        lambda sample, axis: np.abs(sample.mean(axis=axis)),
+        permutation_type="samples",
+        n_resamples=RESAMPLES,
+        batch=max(1, _BLOCK // len(gaps)),
+        alternative="greater",
+        rng=np.random.default_rng([seed, 1]),
+    )
+    return float(test.pvalue)

@@ -34,6 +34,8 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._lock = threading.Lock()
+        #: Questions that ended without an answer: out of time, or of memory.
+        self.undecided = 0
 
     def ask(self, left: str, right: str, seconds: float) -> bool:
         """Whether the two are equal; False if the answer takes more than `seconds` of CPU or the child dies."""
@@ -46,6 +48,7 @@ class _Child:
                 return _line(process, seconds) == b"1\n"
             except OSError:  # TimeoutError is one
                 self._stop()
+                self.undecided += 1
                 return False
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -107,6 +110,11 @@ _child = _Child()
 def equal(left: str, right: str) -> bool:
     """Whether two normalised LaTeX answers are symbolically equal, within `SECONDS`."""
     return _child.ask(left, right, SECONDS)
+
+
+def undecided() -> int:
+    """Comparisons of this process that ran out of time or memory and were answered False."""
+    return _child.undecided
 
 
 def main(read: IO[str], write: Callable[[str], object]) -> None:

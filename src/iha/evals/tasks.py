@@ -1,7 +1,7 @@
 """Stock lm-eval tasks of the reasoning benchmarks, built from the local mirror of the hub.
 
-The YAML files are lm-eval's own, untouched: `datasets` prefers a folder of the wanted name, so they are loaded with the
-mirror as working directory. Only the folders of the wanted tasks are indexed (all 13,000 take half a minute).
+The YAML files are lm-eval's own, unchanged: `datasets` prefers a folder of the requested name, so they are loaded with
+the mirror as working directory. Only the folders of the requested tasks are indexed (all 13,000 take half a minute).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def offline() -> None:
-    """Forbid the hub to every library imported from here on: what is missing fails at once, with its name (EVL-05)."""
+    """Forbid the hub to every library imported from here on: what is missing fails at once, with its name."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     os.environ.update(HF_DATASETS_DISABLE_PROGRESS_BARS="1", TQDM_DISABLE="1")
 
@@ -121,9 +121,9 @@ def load_tasks(names: Sequence[str], mirror: Path) -> dict[str, ConfigurableTask
 
 
 def _memoise_equivalence(task: ConfigurableTask) -> None:
-    """Minerva's symbolic comparison parses both sides anew, a quarter second each; most answers repeat.
+    """Minerva's symbolic comparison parses both sides again each time, a quarter second each; most answers repeat.
 
-    No answer (which it parses as a product of twelve letters) equals no gold.
+    A missing answer (which it would parse as a product of twelve letters) equals no gold.
     """
     names = getattr(task.config.process_results, "__globals__", {})
     stock = names.get("is_equiv")
@@ -175,12 +175,18 @@ def official_scores(
 ) -> list[dict[tuple[str, str], float]]:
     """lm-eval's own metrics of each answer to one request, through the task's own filters and `process_results`."""
     from lm_eval.api.instance import Instance
+    from lm_eval.filters import build_filter_ensemble
 
+    stock = task.config.filter_list or [{"name": "none", "filter": [{"function": "take_first"}]}]
+    filters = [
+        build_filter_ensemble(part["name"], [(step["function"], _options(step)) for step in part["filter"]])
+        for part in stock
+    ]
     scores = []
     for text in texts:
         instance = Instance(request.request_type, request.doc, request.arguments, 0, request.metadata, resps=[text])
-        task._instances = [instance]
-        task.apply_filters()
+        for ensemble in filters:
+            ensemble.apply([instance])
         scores.append(
             {
                 (metric, name): float(value)
@@ -189,6 +195,10 @@ def official_scores(
             }
         )
     return scores
+
+
+def _options(step: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in step.items() if key != "function"}
 
 
 @contextmanager
@@ -205,8 +215,8 @@ def _inside(folder: Path) -> Iterator[None]:
 def _code_metric() -> Iterator[None]:
     """Keep `evaluate` from being imported while tasks are built: ten CPU seconds for one metric we do not use.
 
-    The code tasks load it and run a trial program at once, outside any sandbox. What stands in for it runs nothing;
-    generated programs run in `iha.evals.sandbox` only.
+    The code tasks load it and run a trial program at once, outside any sandbox. The replacement runs nothing; generated
+    programs run in `iha.evals.sandbox` only.
     """
     before = sys.modules.get("evaluate")
     metric = _NoCode()
@@ -225,7 +235,7 @@ def _code_metric() -> Iterator[None]:
 
 
 class _NoCode:
-    """Stands where `code_eval` would: answers the trial while tasks are built, refuses to score afterwards."""
+    """Replaces `code_eval`: answers the trial while tasks are built, refuses to score afterwards."""
 
     building = True
 

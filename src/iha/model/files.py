@@ -86,8 +86,8 @@ def tokenizer_of(model: Path) -> Path:
         if (place / TOKENIZER_FILE).is_file():
             return place
     raise DataError(
-        f"{model}: no tokenizer in it and no folder `tokenizer` above it; name one: --tokenizer FOLDER, in "
-        "lm_eval's --model_args tokenizer=FOLDER."
+        f"{model}: no tokenizer in it and no folder `tokenizer` above it; name one: --tokenizer FOLDER, or "
+        "tokenizer=FOLDER in the --model_args of `iha lm-eval`."
     )
 
 
@@ -101,5 +101,6 @@ def check_tokenizer(model: Path, header: Mapping[str, Any], folder: Path, sha256
     if known not in (None, sha256):
         raise DataError(
             f"{model}: trained with tokenizer {known[:12]}, but {folder} holds {sha256[:12]}. Name the "
-            "folder of the model's tokenizer: --tokenizer FOLDER, in lm_eval's --model_args tokenizer=FOLDER."
+            "folder of the model's tokenizer: --tokenizer FOLDER, or tokenizer=FOLDER in the --model_args of "
+            "`iha lm-eval`."
         )

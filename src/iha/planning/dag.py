@@ -78,9 +78,9 @@ def train_slice(config: Config, stage: TrainStage, variant: str, seed: int) -> T
 
 
 def items_slice(config: Config) -> ItemsSlice:
-    """Slice of the evaluation items."""
+    """Slice of the evaluation items. All that are configured are written, so that a new suite reruns no other."""
     e = config.evals
-    return ItemsSlice.of(e, items=dict(sorted(e.items.items())))
+    return ItemsSlice.of(e, items=dict(sorted(e.items.items())), needed=bool(e.suites))
 
 
 def ruler_lengths(config: Config) -> dict[int, tuple[str, ...]]:

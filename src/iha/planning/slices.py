@@ -83,6 +83,7 @@ class TrainSlice(Frozen):
 class ItemsSlice(ItemSettings):
     """Slice of the evaluation items (stock lm-eval tasks, data source swapped)."""
 
+    needed: bool = Field(description="whether there are suites; without any, nothing is fetched")
     limit: int | None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from iha.evals.ruler.summary import DEPTH_BINS
+from iha.evals.ruler.scoring import DEPTH_BINS
 from iha.report.collect import Results
 from iha.report.figures import pyplot, save
 from iha.report.format import SCALE_LABELS, display

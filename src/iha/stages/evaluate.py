@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,9 @@ from iha.train.signals import STOPPING
 if TYPE_CHECKING:
     import torch
 
+    from iha.evals.generate import AnswerJournal
     from iha.evals.lm import IhaLM
-    from iha.evals.records import Outcome, Row
+    from iha.evals.run import MetricRow, SuiteResult
 
 log = logging.getLogger("iha")
 #: Sampling seed: the same numbers for every variant and training seed, so that comparisons are paired.
@@ -44,12 +45,12 @@ class Subject:
 def body(part: EvalSlice, context: Context) -> StageResult:
     """Run the suite; answers already given by an earlier attempt are kept."""
     offline()
-    from iha.evals.journal import Journal
-    from iha.evals.records import write_records
-    from iha.evals.ruler.summary import summary
+    from iha.evals.generate import AnswerJournal
+    from iha.evals.ruler.scoring import summary
+    from iha.evals.run import write_records
 
     os.environ.setdefault("HF_DATASETS_CACHE", str(context.state / "mirror" / ".cache"))
-    subject = _subject(context)
+    subject = subject_of(context)
     context.verify("model", "tokenizer", "items")
     home = context.state / "evals" / subject.variant / f"seed{subject.seed}" / f"{part.suite.name}.{part.suite.model}"
     tracker = Tracker.start(
@@ -62,23 +63,27 @@ def body(part: EvalSlice, context: Context) -> StageResult:
         jsonl=home / "metrics.jsonl",
         tags={"code": context.code},
     )
-    with _killed_if_stopped(tracker), Journal(home / "answers.jsonl", _identity(subject, context)) as journal:
+    identity = identity_of(subject, context)
+    with _killed_if_stopped(tracker), AnswerJournal(home / "answers.jsonl", identity) as journal:
         lm, settings = _load(part, context, subject, journal)
-        outcome = _ruler(lm, part, context, subject) if part.suite.lengths else _reasoning(lm, part, context, subject)
-        write_records(home / "samples.jsonl.gz", outcome.records)
+        result = _ruler(lm, part, context, subject) if part.suite.lengths else _reasoning(lm, part, context, subject)
+        write_records(home / "samples.jsonl.gz", result.records)
         journal.discard()
-        tracker.log(0, **_metrics(outcome.rows))
-    facts: dict[str, Any] = {"rows": [row.facts() for row in outcome.rows], "settings": settings}
+        tracker.log(0, **_metrics(result.rows))
+    metadata: dict[str, Any] = {"rows": [asdict(row) for row in result.rows], "settings": settings}
     if part.suite.lengths:
-        facts["ruler"] = summary(outcome.records)
+        metadata["ruler"] = summary(result.records)
         if max(part.suite.lengths) >= subject.context and "store" in context.inputs:
-            facts["positions"] = _positions(lm, context)
-    return StageResult({"samples": context.entry(home / "samples.jsonl.gz")}, facts, tracker.run_id)
+            metadata["positions"] = _positions(lm, context)
+    else:
+        settings["shots"] = result.shots
+        settings["grading_timeouts"] = result.grading_timeouts
+    return StageResult({"samples": context.entry(home / "samples.jsonl.gz")}, metadata, tracker.run_id)
 
 
 @contextmanager
 def _killed_if_stopped(tracker: Tracker) -> Iterator[None]:
-    """Close the run as what it was: a stopped evaluation is not a failed one."""
+    """Close the run with status KILLED: a stopped evaluation is not a failed one."""
     with tracker:
         try:
             yield
@@ -87,33 +92,34 @@ def _killed_if_stopped(tracker: Tracker) -> Iterator[None]:
             raise
 
 
-def _subject(context: Context) -> Subject:
+def subject_of(context: Context) -> Subject:
+    """The checkpoint that the manifest `model` describes."""
     manifest = context.inputs["model"]
     part = manifest.slice
     return Subject(
         variant=part["variant"]["name"],
         seed=part["seed"],
         context=part["recipe"]["seq_len"],
-        weights=manifest.facts["weights_sha256"],
-        folder=context.state / manifest.facts["model"],
+        weights=manifest.metadata["weights_sha256"],
+        folder=context.state / manifest.metadata["model"],
     )
 
 
-def _identity(subject: Subject, context: Context) -> str:
+def identity_of(subject: Subject, context: Context) -> str:
     """What an answer depends on besides its prompt: weights, tokenizer, code, precision."""
-    tokenizer = context.inputs["tokenizer"].facts["sha256"]
+    tokenizer = context.inputs["tokenizer"].metadata["sha256"]
     return f"{subject.weights}|{tokenizer}|{context.code}|{_precision(context)[1]}"
 
 
 def _precision(context: Context) -> tuple[str, torch.dtype]:
-    """Device of the model, and the number format it is run in there."""
+    """Device of the model, and the number format it runs in there."""
     import torch
 
     device = context.device if context.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     return device, torch.bfloat16 if device == "cuda" else torch.float32
 
 
-def _load(part: EvalSlice, context: Context, subject: Subject, journal: Any) -> tuple[IhaLM, dict[str, Any]]:
+def _load(part: EvalSlice, context: Context, subject: Subject, journal: AnswerJournal) -> tuple[IhaLM, dict[str, Any]]:
     """The model behind its adapter, and how it is run, for the manifest."""
     import torch
 
@@ -148,7 +154,7 @@ def _load(part: EvalSlice, context: Context, subject: Subject, journal: Any) -> 
     return lm, settings
 
 
-def _reasoning(lm: IhaLM, part: EvalSlice, context: Context, subject: Subject) -> Outcome:
+def _reasoning(lm: IhaLM, part: EvalSlice, context: Context, subject: Subject) -> SuiteResult:
     from iha.evals.run import Settings, run_suite
     from iha.evals.tasks import load_tasks
 
@@ -162,16 +168,16 @@ def _reasoning(lm: IhaLM, part: EvalSlice, context: Context, subject: Subject) -
         shots=part.shots,
         workers=context.threads,
     )
-    known = context.inputs["items"].facts["tasks"]
+    known = context.inputs["items"].metadata["tasks"]
     tasks = load_tasks(part.suite.tasks, context.state / "mirror")
     return run_suite(lm, tasks, settings, {name: known[name]["source"] for name in part.suite.tasks})
 
 
-def _ruler(lm: IhaLM, part: EvalSlice, context: Context, subject: Subject) -> Outcome:
-    from iha.evals.longctx import run_ruler
-    from iha.evals.ruler import read_items
+def _ruler(lm: IhaLM, part: EvalSlice, context: Context, subject: Subject) -> SuiteResult:
+    from iha.evals.ruler.items import read_items
+    from iha.evals.run import run_ruler
 
-    tokenizer = context.inputs["tokenizer"].facts["sha256"]
+    tokenizer = context.inputs["tokenizer"].metadata["sha256"]
     items = {
         (length, task): read_items(context.inputs[f"ruler_{length}"], context.state, task, tokenizer)
         for length in part.suite.lengths
@@ -182,13 +188,13 @@ def _ruler(lm: IhaLM, part: EvalSlice, context: Context, subject: Subject) -> Ou
 
 def _positions(lm: IhaLM, context: Context) -> dict[str, Any]:
     from iha.data.store import TokenStore
-    from iha.evals.positions import position_loss
+    from iha.evals.likelihood import position_loss
 
     store = TokenStore.open(context.inputs["store"], context.state)
     return position_loss(lm.model, store, context.inputs["model"])
 
 
-def _metrics(rows: list[Row]) -> dict[str, float]:
+def _metrics(rows: list[MetricRow]) -> dict[str, float]:
     """Measured rows as tracking metrics, `task/metric` or `task/length/metric`."""
     return {
         "/".join([row.task, *([str(row.length)] if row.length else []), row.metric]): row.value
@@ -197,15 +203,16 @@ def _metrics(rows: list[Row]) -> dict[str, float]:
     }
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    log.warning("%s received: the answers so far are kept; start again to go on.", signal.Signals(number).name)
+def stop_resumable(number: int, frame: FrameType | None) -> None:
+    """Signal handler: end with the resumable exit code."""
+    log.warning("%s received: the answers so far are kept; start again to resume.", signal.Signals(number).name)
     raise SystemExit(RESUMABLE)
 
 
 def main() -> None:
     """Entry point of the rule `evaluate`; a stopping signal ends it with the resumable code."""
     for number in STOPPING:
-        signal.signal(number, _stop)
+        signal.signal(number, stop_resumable)
     run("evaluate", EvalSlice, body)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 
 from iha.artifacts.manifest import file_entry, sha256_file
 from iha.data.corpus import documents
 from iha.evals.mirror import SETS, haystack_kind, write_code_metric, write_haystack, write_set
-from iha.evals.ruler import qa
+from iha.evals.ruler.questions import local_files
 from iha.planning.slices import ItemsSlice
 from iha.stages.common import Context, StageResult, run
 
@@ -22,14 +23,16 @@ def body(part: ItemsSlice, context: Context) -> StageResult:
     mirror = context.state / "mirror"
     made = StageResult(metadata={"tasks": {}})
     folder = None if part.items_dir is None else Path(part.items_dir)
+    if not part.needed:
+        return made
     for task, source in sorted(part.items.items()):
         done = write_set(mirror, task, source, items_dir=folder, limit=part.limit)
-        made.metadata["tasks"][task] = done.facts()
+        made.metadata["tasks"][task] = asdict(done)
         log.info("%s: %d %s items from %s", task, done.n, done.source, done.origin)
         for path in sorted((mirror / SETS[task].path / SETS[task].folder).glob("*.jsonl")):
             made.files[f"{task}_{path.stem}"] = file_entry(path, context.state)
     # The stage ruler reads these files: it sees a change of them here.
-    made.metadata["questions"] = {path.name: sha256_file(path) for path in qa.local_files(folder)}
+    made.metadata["questions"] = {path.name: sha256_file(path) for path in local_files(folder)}
     write_code_metric(mirror)
     path, count = write_haystack(mirror, (t for t in documents(part.haystack) if isinstance(t, str)), HAYSTACK_CHARS)
     made.files["haystack"] = file_entry(path, context.state)

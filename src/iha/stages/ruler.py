@@ -1,15 +1,16 @@
-"""Stage ruler: the RULER items of one length, made once for all models that share a tokenizer."""
+"""Stage ruler: the RULER items of one length, generated once for all models that share a tokenizer."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from iha.data.tokenizer import Tokenizer
 from iha.errors import UserError
-from iha.evals.ruler.generate import Materials, generate, source_of
-from iha.evals.ruler.haystack import read_haystack
-from iha.evals.ruler.items import item_path, write_items
+from iha.evals.ruler.items import Item, generate, item_path, write_items
+from iha.evals.ruler.tasks import Materials, read_haystack, source_of
 from iha.planning.slices import RulerSlice
 from iha.stages.common import Context, StageResult, run
 
@@ -21,10 +22,10 @@ def body(part: RulerSlice, context: Context) -> StageResult:
     context.verify("tokenizer", "items")
     tokenizer = Tokenizer.load(context.state / "tokenizer")
     materials = _materials(context)
-    _feasible(part, tokenizer, materials)
+    started = _started(part, tokenizer, materials)
     made = StageResult(metadata={"length": part.length, "tokenizer": tokenizer.sha256, "tasks": {}})
-    for task in part.tasks:
-        items = list(generate(task, part.length, part.samples, tokenizer, materials))
+    for task, rest in started.items():
+        items = list(rest)
         path = item_path(context.state, part.length, task)
         write_items(path, items)
         made.files[task] = context.entry(path)
@@ -40,22 +41,29 @@ def body(part: RulerSlice, context: Context) -> StageResult:
     return made
 
 
-def _feasible(part: RulerSlice, tokenizer: Tokenizer, materials: Materials) -> None:
-    """Make one item of each task, so that all that cannot be made is named at once, before the work."""
+def _started(part: RulerSlice, tokenizer: Tokenizer, materials: Materials) -> dict[str, Iterator[Item]]:
+    """The items of each task, the first one generated, so that every task that does not fit is named before the work.
+
+    Raises:
+        UserError: names all tasks that cannot be generated.
+    """
+    started: dict[str, Iterator[Item]] = {}
     problems = []
     for task in part.tasks:
+        items = generate(task, part.length, part.samples, tokenizer, materials)
         try:
-            next(generate(task, part.length, 1, tokenizer, materials))
+            started[task] = chain([next(items)], items)
         except UserError as error:
             problems.append(str(error))
     if problems:
         raise UserError("\n".join(problems))
+    return started
 
 
 def _materials(context: Context) -> Materials:
     """Haystack text and the folder of local files, from the items stage."""
     items = context.inputs["items"]
-    haystack = read_haystack(context.state / items.files["haystack"].path, items.facts["haystack"]["source"])
+    haystack = read_haystack(context.state / items.files["haystack"].path, items.metadata["haystack"]["source"])
     folder = items.slice.get("items_dir")
     return Materials(haystack, Path(folder) if folder else None)
 

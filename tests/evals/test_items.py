@@ -12,16 +12,22 @@ from evallab import SOURCES, Oracle, math_rows, tasks
 
 from iha.config.schema import BookSource, FileSource
 from iha.errors import ConfigError, DataError
-from iha.evals import autoload
-from iha.evals.mirror import SETS, local_files, write_code_metric, write_haystack, write_set
-from iha.evals.ruler import qa
-from iha.evals.ruler.haystack import Haystack, read_haystack
+from iha.evals.mirror import SETS, Mirrored, local_files, write_code_metric, write_haystack, write_set
+from iha.evals.ruler import questions
 from iha.evals.ruler.items import write_items
+from iha.evals.ruler.tasks import Haystack, read_haystack
 from iha.evals.run import Settings, run_suite
 from iha.evals.tasks import BENCHMARKS, free_shots, load_tasks, official_scores, requests
 from iha.planning.slices import ItemsSlice
 
-MBPP = {"task_id": 11, "text": "t", "code": "c", "test_list": [], "test_setup_code": "", "challenge_test_list": []}
+MBPP = {
+    "task_id": 11,
+    "text": "t",
+    "code": "c",
+    "test_list": ["assert f()"],
+    "test_setup_code": "",
+    "challenge_test_list": [],
+}
 
 
 def given(folder, task, rows):
@@ -38,15 +44,31 @@ def given(folder, task, rows):
             r"evals\.items\.math500: test items lack solution, answer, subject",
         ),
         ("math500", [b"{cut"], r"math500_test\.jsonl, line 1: not JSON"),
-        ("math500", [[1, 2]], r"math500_test\.jsonl has a line that is no JSON object"),
-        ("math500", [*math_rows("1"), 7], "has a line that is no JSON object"),
+        ("math500", [[1, 2]], r"math500_test\.jsonl, line 1: no JSON object"),
+        ("math500", [*math_rows("1"), 7], r"math500_test\.jsonl, line 2: no JSON object"),
+        ("math500", [b'{"problem": "\xe9"}'], r"math500_test\.jsonl, line 1: not UTF-8"),
+        (
+            "math500",
+            [*math_rows("1"), {**math_rows("1")[0], "problem": None}],
+            r"line 2: problem is null; needed: text",
+        ),
+        ("math500", [{**math_rows("1")[0], "answer": 7}], r"line 1: answer is 7; needed: text"),
+        ("math500", [{**math_rows("1")[0], "problem": " "}], r'line 1: problem is " "; needed: text'),
+        (
+            "mbpp",
+            [{**MBPP, "test_list": "assert f()"}],
+            r'line 1: test_list is "assert f\(\)"; needed: a list of texts',
+        ),
+        ("mbpp", [{**MBPP, "test_list": []}], r"line 1: test_list is \[\]; needed: a list of texts"),
+        ("mbpp", [{**MBPP, "test_list": ["a", None]}], r"test_list is \[\"a\", null\]; needed: a list of texts"),
+        ("humaneval", [dict.fromkeys(SETS["humaneval"].columns)], "line 1: prompt is null; needed: text"),
         ("math500", [], "the test split is empty; the stock task needs it"),
         ("mbpp", [{"text": "x"}], r"evals\.items\.mbpp: test items lack task_id, code"),
         ("mbpp", [MBPP, {**MBPP, "task_id": 511}, {"text": "x"}], "test items lack task_id"),
         ("mbpp", [{**MBPP, "task_id": 511}, {**MBPP, "task_id": 10}], "the test split is empty"),
         ("humaneval", [{"prompt": "p"}], "needed: task_id, prompt, canonical_solution, test, entry_point"),
     ],
-    ids=range(9),
+    ids=range(17),
 )
 def test_items_that_are_not_the_benchmarks_are_refused_before_anything_is_written(tmp_path, task, rows, words):
     with pytest.raises(DataError, match=words):
@@ -59,11 +81,23 @@ def test_items_may_have_columns_of_their_own_and_windows_line_ends(tmp_path):
     rows = [{**row, "note": "é"} for row in math_rows("1", "2")]
     path.write_bytes("\r\n".join(json.dumps(row) for row in rows).encode())
     done = write_set(tmp_path / "m", "math500", "files", items_dir=tmp_path, limit=None)
-    assert (done.n, done.source) == (2, "real") and done.facts() == {
-        "source": "real", "n": 2, "origin": f"files in {tmp_path} (MIT)", "sha256": done.sha256,
-    }  # fmt: skip
+    assert done == Mirrored("real", 2, f"files in {tmp_path} (MIT)", done.sha256)
     written = (tmp_path / "m" / SETS["math500"].path / "test.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in written] == rows
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_item(tmp_path):
+    text = json.dumps(math_rows("1")[0])
+    (tmp_path / "math500_test.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\n")
+    assert write_set(tmp_path / "m", "math500", "files", items_dir=tmp_path, limit=None).n == 1
+
+
+def test_repeated_items_are_counted_with_a_warning(tmp_path, caplog):
+    done = given(tmp_path, "math500", [*math_rows("1", "2"), *math_rows("1"), *math_rows("1")])()
+    assert (done.n, done.repeated) == (4, 2)
+    assert "math500: 2 of 4 test items repeat an earlier one" in caplog.text
+    caplog.clear()
+    assert given(tmp_path, "math500", math_rows("1", "2"))().repeated == 0 and not caplog.records
 
 
 def test_a_benchmark_without_templates_names_the_other_sources(tmp_path):
@@ -78,7 +112,7 @@ def test_local_files_are_those_that_are_there_whatever_the_folder_is_called(tmp_
     hay = write_rows(tmp_path / "hay.jsonl", [{"text": "x"}])
     items = {"gsm8k": "files", "math500": "files", "mbpp": "templates"}
     source = FileSource(kind="files", paths=(str(hay), str(tmp_path / "none*")))
-    part = ItemsSlice(items=items, items_dir=str(folder), haystack=source, limit=None)
+    part = ItemsSlice(items=items, items_dir=str(folder), haystack=source, limit=None, needed=True)
     assert [Path(p).name for p in local_files(part)] == [
         "hay.jsonl",
         "dev-v2.0.json",
@@ -177,8 +211,8 @@ def test_a_suite_survives_answers_of_a_model_in_a_loop():
 @pytest.mark.parametrize("text", ["{", "[1]", '{"data": 3}', '{"other": []}', '[{"question": "q"}]'])
 def test_a_question_file_of_another_layout_is_named(tmp_path, name, file, text):
     (tmp_path / file).write_text(text)
-    with pytest.raises(DataError, match=rf"{file}: not laid out like the release of \w+/\w+ \(.*Replace the file"):
-        qa.load(name, tmp_path)
+    with pytest.raises(DataError, match=rf"{file}: .*\w+/\w+ \(\w+Error: .*evals\.items_dir"):
+        questions.read_questions(name, tmp_path)
 
 
 def test_only_answerable_questions_are_asked_and_documents_are_numbered_once(tmp_path):
@@ -188,14 +222,14 @@ def test_only_answerable_questions_are_asked_and_documents_are_numbered_once(tmp
     ]
     paragraphs = [{"context": c, "qas": asked[:1] if c != "D" else asked[1:]} for c in ("C", "B", "D", "C")]
     (tmp_path / "dev-v2.0.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    corpus = qa.load("qa_1", tmp_path)
+    corpus = questions.read_questions("qa_1", tmp_path)
     assert corpus.documents == ["B", "C", "D"]
     assert [(q.query, q.answers, q.gold, q.near) for q in corpus.questions] == [
         ("who", ["a", "b"], [1], [0, 2]), ("who", ["a", "b"], [0], [1, 2]), ("who", ["a", "b"], [1], [0, 2]),
     ]  # fmt: skip
     (tmp_path / "dev-v2.0.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs[2:3]}]}))
     with pytest.raises(DataError, match="no answerable question"):
-        qa.load("qa_1", tmp_path)
+        questions.read_questions("qa_1", tmp_path)
 
 
 def test_ruler_items_are_written_whole_or_not_at_all(tmp_path):
@@ -206,17 +240,3 @@ def test_ruler_items_are_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(ConfigError, match="too small"):
         write_items(tmp_path / "ruler/64/vt.jsonl", dying())
     assert list((tmp_path / "ruler/64").iterdir()) == []
-
-
-def test_registering_with_lm_eval_is_repeatable_and_never_fatal(monkeypatch, capsys):
-    from lm_eval.api import registry
-
-    autoload.register()
-    autoload.register()
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(registry, "model_registry", None)
-    autoload.register()
-    assert "iha: not registered with lm-eval (" in capsys.readouterr().err
-    monkeypatch.delitem(sys.modules, "lm_eval")
-    autoload.register()
-    assert capsys.readouterr().err == "", "nothing is done where lm-eval is not what runs"

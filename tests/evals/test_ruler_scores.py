@@ -2,7 +2,7 @@
 
 import pytest
 
-from iha.evals.ruler import score
+from iha.evals.ruler.scoring import score
 
 
 @pytest.mark.parametrize(
@@ -12,13 +12,17 @@ from iha.evals.ruler import score
         ("niah_single_1", " 912345678", ["1234567"], 1, 0),
         ("niah_single_1", " 1234567 and 7654321.", ["1234567"], 1, 0),
         ("niah_single_1", " 7654321", ["1234567"], 0, 0),
-        ("niah_single_3", "ABCDEF00-0000-4000-8000-000000000000", ["abcdef00-0000-4000-8000-000000000000"], 1, 0),
+        ("niah_single_3", "ABCDEF00-0000-4000-8000-000000000000", ["abcdef00-0000-4000-8000-000000000000"], 1, 1),
         ("niah_multivalue", "1111111, 2222222, 3333333", ["1111111", "2222222", "3333333", "4444444"], 0.75, 0),
         ("niah_multiquery", "2222222, 1111111.\n\nThe 9999999", ["1111111", "2222222"], 1, 1),
         ("vt", "ABCDE FGHIJ", ["ABCDE", "FGHIJ"], 1, 1),
         ("vt", "ABCDE FGHIJ XYZUV", ["ABCDE", "FGHIJ"], 1, 0),
         ("vt", " VAR ABCDE, VAR FGHIJ", ["ABCDE", "FGHIJ"], 1, 1),
         ("vt", " VAR ABCDE, VAR VARXY", ["ABCDE"], 1, 0),
+        ("vt", "aaaaa bbbbb", ["AAAAA", "BBBBB"], 1, 1),
+        ("vt", "they are aaaaa and bbbbb", ["AAAAA", "BBBBB"], 1, 1),
+        ("vt", "aaaaa bbbbb ccccc", ["AAAAA", "BBBBB"], 1, 0),
+        ("vt", "aaaaa", ["AAAAA", "BBBBB"], 0.5, 0),
         ("cwe", "1. go 2. Wolf", ["go", "wolf"], 1, 1),
         ("cwe", "1. mango 2. wolf", ["go", "wolf"], 1, 0),
         ("qa_1", "The Miller.\nQuestion: who", ["miller", "the old miller"], 1, 1),

@@ -16,14 +16,15 @@ from datalab import write_rows
 from evallab import SOURCES, math_rows, mirror, tasks
 
 from iha.artifacts.manifest import Manifest, file_entry, read_manifest, sha256_file
+from iha.config.load import parse_config
 from iha.config.schema import BookSource, HubSource
 from iha.errors import ConfigError, DataError
 from iha.evals import grade, sandbox
-from iha.evals.mirror import ESSAYS, SETS, haystack_kind, write_code_metric, write_haystack, write_set
-from iha.evals.ruler import read_items
-from iha.evals.ruler.haystack import read_haystack
-from iha.evals.ruler.items import write_items
+from iha.evals.mirror import ESSAYS, SETS, haystack_kind, local_files, write_code_metric, write_haystack, write_set
+from iha.evals.ruler.items import read_items, write_items
+from iha.evals.ruler.tasks import read_haystack
 from iha.evals.tasks import BENCHMARKS, load_tasks
+from iha.planning import dag
 from iha.planning.slices import ItemsSlice
 from iha.stages import contamination
 from iha.stages import items as stage
@@ -180,7 +181,10 @@ def test_missing_files_columns_and_folders_are_named(tmp_path):
     with pytest.raises(DataError, match=r"has no gsm8k_train.jsonl"):
         write_set(tmp_path, "gsm8k", "files", items_dir=tmp_path, limit=None)
     write_rows(tmp_path / "gsm8k_train.jsonl", [{"q": "q", "answer": "a"}])
-    with pytest.raises(DataError, match=r"evals.items.gsm8k: train items lack question; needed: question, answer"):
+    with pytest.raises(
+        DataError,
+        match=r"evals.items.gsm8k: train items lack question \(.*gsm8k_train\.jsonl, line 1\); needed: question, answer",
+    ):
         write_set(tmp_path, "gsm8k", "files", items_dir=tmp_path, limit=None)
     write_rows(tmp_path / "gsm8k_train.jsonl", [])
     with pytest.raises(DataError, match="the train split is empty"):
@@ -230,7 +234,7 @@ def test_only_rulers_own_essays_are_a_real_haystack():
 
 
 def test_the_stage_says_what_it_wrote(tmp_path):
-    part = ItemsSlice(items=SOURCES, items_dir=None, haystack=BookSource(kind="book"), limit=4)
+    part = ItemsSlice(items=SOURCES, items_dir=None, haystack=BookSource(kind="book"), limit=4, needed=True)
     context = Context(tmp_path / "items.json", tmp_path, {}, "", "x", 1, "cpu")
     made = stage.body(part, context)
     assert {name: fact["n"] for name, fact in made.facts["tasks"].items()} == {
@@ -241,6 +245,15 @@ def test_the_stage_says_what_it_wrote(tmp_path):
         "gsm8k_test", "gsm8k_train", "haystack", "humaneval_test", "math500_test", "mbpp_test",
     }  # fmt: skip
     assert made.facts["haystack"]["source"] == "synthetic"
+
+
+def test_without_suites_nothing_is_fetched(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    part = dag.items_slice(parse_config({"evals": {"suites": []}}))
+    made = stage.body(part, Context(tmp_path / "items.json", tmp_path, {}, "", "x", 1, "cpu"))
+    assert made.files == {} and made.metadata == {"tasks": {}} and local_files(part) == []
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from iha.config.schema import RULER_TASKS
-from iha.evals import ruler
 from iha.evals.lm import IhaLM
-from iha.evals.longctx import run_ruler
-from iha.evals.ruler.generate import Materials, generate
-from iha.evals.ruler.haystack import Haystack
+from iha.evals.ruler.items import generate
+from iha.evals.ruler.scoring import score
+from iha.evals.ruler.tasks import Haystack, Materials
+from iha.evals.run import run_ruler
 
 FOLDER = Path(lm_eval.__file__).parent / "tasks" / "ruler"
 LENGTH = 8192
@@ -70,6 +70,8 @@ def test_prompts_room_and_official_scores_are_stock(task, items):
     asked = [[(r.args[0], r.args[1]["max_gen_toks"], r.args[1]["until"]) for r in lm.asked] for lm in (one, two)]
     if task == "cwe":  # lm-eval puts two line ends before the prefix, NVIDIA/RULER a blank
         asked[1] = [(text.replace("list?\n\nAnswer:", "list? Answer:"), *rest) for text, *rest in asked[1]]
+    if task == "vt":  # lm-eval strips the blank that ends NVIDIA/RULER's prefix
+        asked[0] = [(text.removesuffix(" "), *rest) for text, *rest in asked[0]]
     assert asked[0] == asked[1]
 
 
@@ -88,5 +90,5 @@ def test_for_questions_stock_counts_shares_where_ruler_counts_any():
     grade = load_yaml(path, resolve_func=True)["process_results"]
     doc = {"max_length": LENGTH, "outputs": ["the old house", "house"]}
     assert grade(doc, [" a house"])[f"{LENGTH}"] == 0.5
-    assert ruler.score("qa_1", " a house", doc["outputs"])["official"] == 1.0
-    assert ruler.score("qa_1", " a barn", doc["outputs"])["official"] == grade(doc, [" a barn"])[f"{LENGTH}"] == 0.0
+    assert score("qa_1", " a house", doc["outputs"])["official"] == 1.0
+    assert score("qa_1", " a barn", doc["outputs"])["official"] == grade(doc, [" a barn"])[f"{LENGTH}"] == 0.0

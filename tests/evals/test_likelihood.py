@@ -10,7 +10,7 @@ from trainlab import ENGINE, MODEL, VOCAB, plain_store, train_slice, variant
 
 from iha.data.loader import IGNORED, Batches
 from iha.data.store import TokenStore
-from iha.evals.positions import PARTS, SEQUENCES, position_loss, token_losses
+from iha.evals.likelihood import PARTS, SEQUENCES, position_loss, token_losses
 from iha.model.transformer import build_model
 
 LENGTH = 96

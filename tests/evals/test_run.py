@@ -18,11 +18,10 @@ from iha.config.schema import BookSource, Suite, Variant
 from iha.errors import UserError
 from iha.evals import run as run_module
 from iha.evals import sandbox
-from iha.evals.journal import Journal
+from iha.evals.generate import AnswerJournal
 from iha.evals.lm import IhaLM
 from iha.evals.mirror import write_set
-from iha.evals.records import Graded, Record, row_of, write_records
-from iha.evals.run import Settings, run_suite
+from iha.evals.run import GradedAnswer, ItemRecord, Settings, metric_row, run_suite, write_records
 from iha.evals.tasks import load_tasks
 from iha.model.files import save_model
 from iha.planning.slices import EvalSlice, ItemsSlice, RulerSlice
@@ -209,19 +208,21 @@ def test_a_model_of_ours_through_a_base_suite(kind):
 
 def test_rows_leave_out_what_was_not_measured():
     records = [
-        Record("gsm8k", "gsm8k", i, "x", scores={"em": v, "gold_nll": None}) for i, v in enumerate((1.0, 0.0, None))
+        ItemRecord("gsm8k", "gsm8k", i, "x", scores={"em": v, "gold_nll": None}) for i, v in enumerate((1.0, 0.0, None))
     ]
-    row = row_of(records, "em", "real")
+    row = metric_row(records, "em", "real")
     assert (row.value, row.n, row.stderr) == (0.5, 2, pytest.approx(0.5))
-    assert (row_of(records, "gold_nll", "real").value, row_of(records, "gold_nll", "real").note) == (
+    assert (metric_row(records, "gold_nll", "real").value, metric_row(records, "gold_nll", "real").note) == (
         None,
         "not measured",
     )
-    assert row_of(records[:1], "em", "real").stderr is None, "one value has no spread"
+    assert metric_row(records[:1], "em", "real").stderr is None, "one value has no spread"
 
 
 def test_records_are_whole_and_equal_records_are_equal_bytes(tmp_path):
-    record = Record("gsm8k", "gsm8k", 0, "abc", None, [Graded("x \ud800", "7", True, "eos", "greedy")], {"em": 1.0})
+    record = ItemRecord(
+        "gsm8k", "gsm8k", 0, "abc", None, [GradedAnswer("x \ud800", "7", True, "eos", "greedy")], {"em": 1.0}
+    )
     for name in "ab":
         write_records(tmp_path / name, [record, record])
     assert sha256_file(tmp_path / "a") == sha256_file(tmp_path / "b")
@@ -264,10 +265,11 @@ def world(tmp_path_factory):
         "tokenizer": Manifest(stage="tokenizer", slice={}, code="c", facts={"sha256": tokenizer().sha256}),
     }
     made = items.body(
-        ItemsSlice(items=SOURCES, items_dir=None, haystack=BookSource(kind="book"), limit=3), context(state, inputs)
+        ItemsSlice(items=SOURCES, items_dir=None, haystack=BookSource(kind="book"), limit=3, needed=True),
+        context(state, inputs),
     )
     inputs["items"] = manifest(
-        "items", made, ItemsSlice(items=SOURCES, items_dir=None, haystack=BookSource(kind="book"), limit=3)
+        "items", made, ItemsSlice(items=SOURCES, items_dir=None, haystack=BookSource(kind="book"), limit=3, needed=True)
     )
     part = RulerSlice(length=1024, tasks=("niah_single_1", "niah_multikey_1"), samples=2)
     inputs["ruler_1024"] = manifest("ruler", ruler.body(part, context(state, inputs)), part)
@@ -309,7 +311,7 @@ def test_stage_evaluate_killed_half_way_goes_on_and_ends_alike(world, monkeypatc
     state, inputs = world
     part = eval_slice(Suite(name="again", model="base", tasks=("gsm8k",)))
     whole = evaluate.body(part, context(state, inputs)).files["samples"].sha256
-    put, kept = Journal.put, []
+    put, kept = AnswerJournal.put, []
 
     def dying(self, *args):
         put(self, *args)
@@ -317,7 +319,7 @@ def test_stage_evaluate_killed_half_way_goes_on_and_ends_alike(world, monkeypatc
         if len(kept) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Journal, "put", dying)
+    monkeypatch.setattr(AnswerJournal, "put", dying)
     with pytest.raises(KeyboardInterrupt):
         evaluate.body(part, context(state, inputs))
     assert list(state.rglob("answers.jsonl"))
@@ -328,8 +330,8 @@ def test_stage_evaluate_killed_half_way_goes_on_and_ends_alike(world, monkeypatc
 def test_answers_of_another_precision_are_not_taken_up(world):
     state, inputs = world
     here = context(state, inputs)
-    subject = evaluate._subject(here)
-    found = [evaluate._identity(subject, replace(here, device=device)) for device in ("auto", "cuda", "cpu")]
+    subject = evaluate.subject_of(here)
+    found = [evaluate.identity_of(subject, replace(here, device=device)) for device in ("auto", "cuda", "cpu")]
     assert len(set(found)) == 2 and found[0] == found[2]
 
 
@@ -360,7 +362,7 @@ def test_dst_02_a_stopped_evaluation_is_resumable_and_its_run_is_not_a_failure(w
     state, inputs = world
 
     def stopped(*args):
-        evaluate._stop(signal.SIGTERM, None)
+        evaluate.stop_resumable(signal.SIGTERM, None)
 
     monkeypatch.setattr(run_module, "run_suite", stopped)
     part = eval_slice(Suite(name="stopped", model="base", tasks=("gsm8k",)))

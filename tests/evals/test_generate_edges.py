@@ -8,30 +8,34 @@ import math
 import pytest
 import torch
 from datalab import text_store, tokenizer
-from evallab import KINDS, Catch, Scripted, greedy, ids, net
+from evallab import KINDS, Scripted, generated, greedy, ids, net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from reports import manifest
 
 from iha.errors import DataError
-from iha.evals import companion
-from iha.evals.asking import Reply, ask
-from iha.evals.companion import gold_scores
-from iha.evals.generate import Answer, Generator, Job
-from iha.evals.journal import Journal, answer_key
+from iha.evals import likelihood
+from iha.evals.generate import (
+    Answer,
+    AnswerJournal,
+    Draw,
+    Request,
+    Sampling,
+    answer_key,
+    choose,
+    left_pad,
+    prompt_digest,
+    similar_lengths,
+)
+from iha.evals.likelihood import PARTS, gold_scores, position_loss
 from iha.evals.lm import IhaLM
-from iha.evals.positions import PARTS, position_loss
-from iha.evals.prefill import alike, left_pad
-from iha.evals.ruler.meter import Meter
-from iha.evals.sampling import Draw, Sampling, choose, prompt_digest
+from iha.evals.run import ask
 
 
 def scripted(script, draw):
     start = ids("the cat")
-    catch = Catch([Job(start, (draw,))])
-    Generator(Scripted({start[-1]: script}), tokenizer(), 4).run(catch.jobs, catch)
-    return next(iter(catch.answers.values()))
+    return next(iter(generated(Scripted({start[-1]: script}), [Request(start, (draw,))]).values()))
 
 
 def tokens(text):
@@ -67,8 +71,7 @@ def test_a_stop_that_the_last_token_completes_is_a_stop():
 def test_a_model_is_given_back_in_the_mode_it_came_in(training):
     model = net("global").train(training)
     try:
-        catch = Catch([Job(ids("the cat"), (greedy(2),))])
-        Generator(model, tokenizer(), 1).run(catch.jobs, catch)
+        generated(model, [Request(ids("the cat"), (greedy(2),))])
         gold_scores(model, [(ids("a"), ids("b"))], 1, 0)
         assert model.training is training
     finally:
@@ -76,9 +79,7 @@ def test_a_model_is_given_back_in_the_mode_it_came_in(training):
 
 
 def test_no_jobs_are_no_work():
-    catch = Catch([])
-    Generator(Scripted({}), tokenizer(), 4).run([], catch)
-    assert catch.answers == {} and catch.golds == [] and gold_scores(net("global"), [], 4, 0) == []
+    assert generated(Scripted({}), []) == {} and gold_scores(net("global"), [], 4, 0) == []
     assert IhaLM(Scripted({}), tokenizer(), max_length=9).answers([]) == []
 
 
@@ -91,7 +92,7 @@ def test_gold_scores_do_not_depend_on_the_batch(kind, monkeypatch):
     ]
     whole = gold_scores(net(kind), pairs, 3, tokenizer().pad)
     for size, most in ((1, 10_000), (3, 1), (2, 30)):
-        monkeypatch.setattr(companion, "BATCH_TOKENS", most)
+        monkeypatch.setattr(likelihood, "BATCH_TOKENS", most)
         again = gold_scores(net(kind), pairs[::-1], size, tokenizer().pad)[::-1]
         assert [(s.correct, s.tokens) for s in again] == [(s.correct, s.tokens) for s in whole]
         assert [s.nll for s in again] == pytest.approx([s.nll for s in whole], abs=1e-3)
@@ -101,7 +102,7 @@ def test_gold_scores_do_not_depend_on_the_batch(kind, monkeypatch):
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(0, 50))
 def test_prompts_are_cut_into_runs_that_bear_their_padding(lengths, spare):
     prompts = [range(n) for n in sorted(lengths, reverse=True)]
-    parts = list(alike(prompts, spare))
+    parts = list(similar_lengths(prompts, spare))
     assert [p for part in parts for p in part] == prompts and all(parts)
     assert all(sum(len(part[0]) - len(p) for p in part) <= spare for part in parts)
 
@@ -157,20 +158,20 @@ def test_a_prompt_and_a_draw_are_named_by_all_they_are():
 @pytest.mark.parametrize("text", ["", "é\u2028\x85\r\n", "\ud800", '"\\', "x" * 100_000])
 def test_any_text_comes_back_from_a_journal(tmp_path, text):
     answer = Answer(text, "eos", 3)
-    with Journal(tmp_path / "deep/a.jsonl", "m") as journal:
+    with AnswerJournal(tmp_path / "deep/a.jsonl", "m") as journal:
         journal.put((1,), greedy(), answer)
         journal.put((2,), greedy(), answer)
-    with Journal(tmp_path / "deep/a.jsonl", "m") as journal:
+    with AnswerJournal(tmp_path / "deep/a.jsonl", "m") as journal:
         assert journal.get((1,), greedy()) == journal.get((2,), greedy()) == answer and len(journal.known) == 2
 
 
 def test_a_journal_of_nothing_is_nothing(tmp_path):
     for content in (b"", b"cut"):
         (tmp_path / "a.jsonl").write_bytes(content)
-        with Journal(tmp_path / "a.jsonl", "m") as journal:
+        with AnswerJournal(tmp_path / "a.jsonl", "m") as journal:
             assert journal.known == {}
         assert (tmp_path / "a.jsonl").read_bytes() == b""
-    with Journal(tmp_path / "a.jsonl", "m") as journal:
+    with AnswerJournal(tmp_path / "a.jsonl", "m") as journal:
         journal.discard()
         journal.discard()
 
@@ -207,21 +208,12 @@ def test_replies_come_back_by_their_orders():
     lm = IhaLM(Scripted({start: tokens("hats")}), tokenizer(), max_length=64)
     request = Instance("generate_until", {}, ("the cat", {"max_gen_toks": 9}), 0, ("t", 0, 1))
     other = Instance("generate_until", {}, ("a dog the cat", {"max_gen_toks": 9}), 0, ("t", 1, 1))
-    assert ask(lm, [(request, 2), (other, 0), (other, 1)]) == [[Reply("hats", "eos")] * 2, [], [Reply("hats", "eos")]]
+    assert ask(lm, [(request, 2), (other, 0), (other, 1)]) == [
+        [Answer("hats", "eos", 1)] * 2,
+        [],
+        [Answer("hats", "eos", 1)],
+    ]
     assert ask(lm, []) == []
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.text(
-        alphabet=st.one_of(st.sampled_from("ab sS'lLtTdD_-.,1290 \n\r\t\"()é$%/"), st.characters(codec="utf-8")),
-        max_size=40,
-    )
-)
-def test_rul_01_counts_without_encoding_are_exact_for_any_text(text):
-    meter = Meter(tokenizer())
-    for part in (text, text + " " + text, text):
-        assert meter.count(part) == len(tokenizer().encode_text(part))
 
 
 def run_of(length, steps=1):

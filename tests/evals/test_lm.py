@@ -10,10 +10,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from iha.errors import ConfigError, DataError
-from iha.evals.generate import Answer
-from iha.evals.journal import Journal
+from iha.evals.generate import Answer, AnswerJournal, Sampling
 from iha.evals.lm import DEFAULT_MAX_GEN, IhaLM, sampling_of
-from iha.evals.sampling import Sampling
 from iha.model.files import save_model
 
 GREEDY = {"until": [], "do_sample": False, "max_gen_toks": 6}
@@ -46,10 +44,10 @@ def test_evl_02_exactly_one_bos_in_plain_and_chat_prompts():
     assert bos not in lm.tok_encode("the cat", add_special_tokens=False)
 
 
-def test_evl_02_every_request_is_checked():
-    lm = adapter()
+def test_evl_02_every_request_is_checked(monkeypatch):
+    lm, bos = adapter(), tokenizer().bos
+    monkeypatch.setattr(lm.tokens, "encode_chat", lambda *_, **__: ([bos, bos, 20], None))
     text = lm.apply_chat_template([{"role": "user", "content": "the cat"}])
-    lm._chat[text] = [tokenizer().bos, *lm._chat[text]]
     with pytest.raises(DataError, match="one BOS at its front, has 2"):
         lm.generate_until([ask(text)])
 
@@ -169,7 +167,7 @@ def test_a_second_attempt_takes_up_the_journal_and_gives_the_same_answers(tmp_pa
     class Killed(Exception):
         pass
 
-    class Dying(Journal):
+    class Dying(AnswerJournal):
         def put(self, *args):
             super().put(*args)
             if len(self.known) == 3:
@@ -177,26 +175,24 @@ def test_a_second_attempt_takes_up_the_journal_and_gives_the_same_answers(tmp_pa
 
     with pytest.raises(Killed), Dying(tmp_path / "answers.jsonl", "m") as journal:
         adapter(journal=journal).answers(requests)
-    with Journal(tmp_path / "answers.jsonl", "m") as journal:
+    with AnswerJournal(tmp_path / "answers.jsonl", "m") as journal:
         assert len(journal.known) == 3
         assert adapter(journal=journal).answers(requests) == whole
-    with Journal(tmp_path / "answers.jsonl", "m") as journal:
+    with AnswerJournal(tmp_path / "answers.jsonl", "m") as journal:
         assert len(journal.known) == 8
         assert adapter(Scripted({}), journal=journal).answers(requests) == whole, "no model needed"
 
 
-def test_golds_announced_are_scored_with_the_answers():
+def test_golds_given_with_the_requests_are_scored_on_their_prefill(monkeypatch):
     pairs = [("the cat", " sat on a mat"), ("a dog ran", " to its end")]
     lm = adapter()
     direct = lm.gold(pairs)
-    told = adapter()
-    told.expect_golds(pairs)
-    told.generate_until([ask(context) for context, _ in pairs])
-    known = dict(told._golds)
-    assert len(known) == 2
-    for one, two in zip(told.gold(pairs), direct, strict=True):
+    both = adapter()
+    both.answers([ask(context) for context, _ in pairs], dict(pairs))
+    monkeypatch.setattr(both.model, "forward", None)  # a second pass would fail
+    monkeypatch.setattr(both.model, "hidden", None)
+    for one, two in zip(both.gold(pairs), direct, strict=True):
         assert one.nll == pytest.approx(two.nll, abs=1e-3) and one.tokens == two.tokens
-    assert told._golds == known, "nothing was computed again"
 
 
 def test_a_gold_that_does_not_fit_is_not_measured():

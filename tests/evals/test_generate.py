@@ -8,19 +8,21 @@ from collections import Counter
 import pytest
 import torch
 from datalab import tokenizer
-from evallab import KINDS, Catch, Scripted, draws, greedy, ids, net
+from evallab import KINDS, Scripted, draws, generated, greedy, ids, net
 
-from iha.evals.companion import gold_scores
-from iha.evals.generate import Generator, Job
-from iha.evals.journal import Journal
-from iha.evals.prefill import PASS_TOKENS, alike, prefill
-from iha.evals.sampling import Draw, Sampling, choose, uniform
-
-
-def run(model, jobs, batch_size=4, **options):
-    catch = Catch(list(jobs))
-    Generator(model, tokenizer(), batch_size, **options).run(catch.jobs, catch)
-    return catch
+from iha.evals.generate import (
+    PASS_TOKENS,
+    AnswerJournal,
+    Draw,
+    Generator,
+    Request,
+    Sampling,
+    choose,
+    prefill,
+    similar_lengths,
+    uniform,
+)
+from iha.evals.likelihood import gold_scores
 
 
 def prompt(length, seed=0):
@@ -30,20 +32,20 @@ def prompt(length, seed=0):
 @pytest.mark.parametrize("kind", KINDS)
 def test_evl_01_greedy_answers_do_not_depend_on_the_batch(kind):
     """Prompts of 3, 7 and 40 tokens: left-padded together and alone give the same text."""
-    jobs = [Job(prompt(n, n), (greedy(8),)) for n in (3, 7, 40)]
-    together = run(net(kind), jobs, batch_size=3)
-    alone = [run(net(kind), [job]) for job in jobs]
-    assert together.answers == {k: v for catch in alone for k, v in catch.answers.items()}
-    assert len({answer.text for answer in together.answers.values()}) > 1
+    jobs = [Request(prompt(n, n), (greedy(8),)) for n in (3, 7, 40)]
+    together = generated(net(kind), jobs, batch_size=3)
+    alone = [generated(net(kind), [job]) for job in jobs]
+    assert together == {k: v for answers in alone for k, v in answers.items()}
+    assert len({answer.text for answer in together.values()}) > 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_evl_01_sampled_answers_do_not_depend_on_batch_size_order_or_neighbours(kind):
-    jobs = [Job(prompt(n, n), draws(3, tokens=6)) for n in (5, 9, 13)]
-    first = run(net(kind), jobs, batch_size=9).answers
+    jobs = [Request(prompt(n, n), draws(3, tokens=6)) for n in (5, 9, 13)]
+    first = generated(net(kind), jobs, batch_size=9)
     assert len(set(map(repr, first.values()))) > 3, "samples differ"
     for size, order in ((1, jobs), (4, jobs[::-1]), (2, jobs[1:])):
-        again = run(net(kind), order, batch_size=size).answers
+        again = generated(net(kind), order, batch_size=size)
         assert again == {key: first[key] for key in again}
 
 
@@ -82,8 +84,8 @@ def test_choose_never_takes_a_token_of_probability_zero():
 
 def test_choose_mixes_greedy_and_sampled_rows_of_one_prompt():
     both = (greedy(6), *draws(2, tokens=6))
-    together = run(net("global"), [Job(prompt(9), both)]).answers
-    assert together == {k: v for d in both for k, v in run(net("global"), [Job(prompt(9), (d,))]).answers.items()}
+    together = generated(net("global"), [Request(prompt(9), both)])
+    assert together == {k: v for d in both for k, v in generated(net("global"), [Request(prompt(9), (d,))]).items()}
 
 
 def text_of(*texts, end=True):
@@ -93,7 +95,7 @@ def text_of(*texts, end=True):
 
 def scripted(script, draw):
     start = ids("the cat")
-    return next(iter(run(Scripted({start[-1]: script}), [Job(start, (draw,))]).answers.values()))
+    return next(iter(generated(Scripted({start[-1]: script}), [Request(start, (draw,))]).values()))
 
 
 def test_an_end_token_ends_the_answer_and_is_not_part_of_it():
@@ -122,7 +124,7 @@ def test_finished_rows_leave_the_batch_and_samples_share_one_prefill():
     """Two prompts, three samples of the first; the first's script is 2 tokens long, the second's 5."""
     one, two = (*prompt(6, 1)[:-1], 11), (*prompt(9, 2)[:-1], 12)
     model = Scripted({11: [20, 21], 12: [20, 21, 22, 23, 24]})
-    run(model, [Job(one, draws(3, tokens=50)), Job(two, (greedy(50),))], batch_size=4)
+    generated(model, [Request(one, draws(3, tokens=50)), Request(two, (greedy(50),))], batch_size=4)
     assert model.forwards == [(2, 9), (4, 1), (4, 1), (1, 1), (1, 1), (1, 1)]
     assert model.prompts == [list(two), list(one)], "the longest first"
 
@@ -130,8 +132,8 @@ def test_finished_rows_leave_the_batch_and_samples_share_one_prefill():
 def batches(sizes, **limits):
     """Rows of the first decode step of each batch, for prompts that want two tokens."""
     model = Scripted({30: [20, 21]})
-    jobs = [Job((*prompt(n - 5, n)[:-1], 30), (greedy(5),)) for n in sizes]
-    run(model, jobs, **limits)
+    jobs = [Request((*prompt(n - 5, n)[:-1], 30), (greedy(5),)) for n in sizes]
+    generated(model, jobs, **limits)
     assert [len(p) + 5 for p in model.prompts] == sorted(sizes, reverse=True)
     return [rows for rows, tokens in model.forwards if tokens == 1][::2]
 
@@ -146,7 +148,7 @@ def test_batches_hold_alike_jobs_within_their_two_limits():
 
 def test_prompts_of_a_batch_are_prefilled_in_parts_of_like_length():
     """16 tokens of padding cost as much as a pass on a CPU: 40, 35, 30 bear 15, the fourth would make it 31."""
-    parts = [list(map(len, part)) for part in alike([range(n) for n in (40, 35, 30, 24, 24, 3)], 16)]
+    parts = [list(map(len, part)) for part in similar_lengths([range(n) for n in (40, 35, 30, 24, 24, 3)], 16)]
     assert parts == [[40, 35, 30], [24, 24], [3]]
 
 
@@ -174,13 +176,13 @@ def test_an_empty_cache_is_not_joined():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_golds_scored_on_the_prefill_equal_the_teacher_forced_ones(kind):
-    jobs = [Job(prompt(n, n), draws(3, 4), gold=prompt(size, 50 + n)[1:]) for n, size in ((5, 2), (9, 8), (30, 21))]
-    catch = run(net(kind), jobs, batch_size=2)
+    jobs = [Request(prompt(n, n), draws(3, 4), gold=prompt(size, 50 + n)[1:]) for n, size in ((5, 2), (9, 8), (30, 21))]
+    results = Generator(net(kind), tokenizer(), 2).run(jobs)
     direct = gold_scores(net(kind), [(job.prompt, job.gold) for job in jobs], 3, tokenizer().pad)
-    assert sorted(at for at, _ in catch.golds) == [0, 1, 2], "each once, though its samples span two batches"
-    for at, score in catch.golds:
-        assert (score.tokens, score.correct) == (direct[at].tokens, direct[at].correct)
-        assert score.nll == pytest.approx(direct[at].nll, abs=1e-3)
+    for result, score in zip(results, direct, strict=True):
+        assert len(result.answers) == 3, "its samples span two batches"
+        assert (result.gold.tokens, result.gold.correct) == (score.tokens, score.correct)
+        assert result.gold.nll == pytest.approx(score.nll, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -195,29 +197,29 @@ def test_gold_scores_equal_the_full_forward(kind):
 
 def test_the_journal_keeps_answers_of_the_same_model_and_draw_only(tmp_path):
     path, draw = tmp_path / "answers.jsonl", greedy(4)
-    answer = next(iter(run(net("global"), [Job(prompt(5), (draw,))]).answers.values()))
-    with Journal(path, "weights A") as journal:
+    answer = next(iter(generated(net("global"), [Request(prompt(5), (draw,))]).values()))
+    with AnswerJournal(path, "weights A") as journal:
         journal.put(prompt(5), draw, answer)
-    with Journal(path, "weights A") as journal:
+    with AnswerJournal(path, "weights A") as journal:
         assert journal.get(prompt(5), draw) == answer
         assert journal.get(prompt(6), draw) is None
         assert journal.get(prompt(5), Draw(draw.sampling, 1)) is None
         assert journal.get(prompt(5), greedy(5)) is None
-    with Journal(path, "weights B") as journal:
+    with AnswerJournal(path, "weights B") as journal:
         assert journal.get(prompt(5), draw) is None
 
 
 def test_a_journal_line_cut_by_a_kill_is_dropped_and_the_file_goes_on(tmp_path):
     path = tmp_path / "answers.jsonl"
-    answer = next(iter(run(net("global"), [Job(prompt(5), (greedy(4),))]).answers.values()))
-    with Journal(path, "m") as journal:
+    answer = next(iter(generated(net("global"), [Request(prompt(5), (greedy(4),))]).values()))
+    with AnswerJournal(path, "m") as journal:
         journal.put(prompt(5), greedy(4), answer)
         journal.put(prompt(6), greedy(4), answer)
     path.write_bytes(path.read_bytes()[:-9])
-    with Journal(path, "m") as journal:
+    with AnswerJournal(path, "m") as journal:
         assert journal.get(prompt(5), greedy(4)) == answer and journal.get(prompt(6), greedy(4)) is None
         journal.put(prompt(7), greedy(4), answer)
-    with Journal(path, "m") as journal:
+    with AnswerJournal(path, "m") as journal:
         assert journal.get(prompt(7), greedy(4)) == answer
         journal.discard()
     assert not path.exists()

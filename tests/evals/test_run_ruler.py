@@ -8,11 +8,10 @@ import pytest
 from datalab import tokenizer
 from evallab import Oracle, net, values
 
-from iha.evals import longctx
+from iha.evals import run as run_module
 from iha.evals.lm import IhaLM
-from iha.evals.longctx import run_ruler
-from iha.evals.records import Record
-from iha.evals.ruler.summary import summary
+from iha.evals.ruler.scoring import summary
+from iha.evals.run import ItemRecord, run_ruler
 
 
 def ruler_items():
@@ -42,8 +41,8 @@ def test_ruler_rows_are_one_per_task_length_and_metric():
 def test_ruler_prompts_are_held_in_blocks(monkeypatch):
     found = {(64, "niah_single_1"): ruler_items(), (128, "niah_single_1"): ruler_items()[:2]}
     whole = run_ruler(IhaLM(net("iha"), tokenizer(), max_length=400), found, context=64)
-    monkeypatch.setattr(longctx, "BLOCK_TOKENS", 130)
-    blocks = [len(block) for block in longctx._blocks(found)]
+    monkeypatch.setattr(run_module, "BLOCK_TOKENS", 130)
+    blocks = [len(block) for block in run_module.ruler_blocks(found)]
     assert blocks == [2, 2, 1]
     again = run_ruler(IhaLM(net("iha"), tokenizer(), max_length=400), found, context=64)
     assert [r.answers for r in again.records] == [r.answers for r in whole.records]
@@ -51,7 +50,7 @@ def test_ruler_prompts_are_held_in_blocks(monkeypatch):
 
 
 def ruler_record(task, length, item, score, depth=None):
-    return Record("ruler", task, item, "x", length, scores={"official": score, "strict": 0.0}, depth=depth)
+    return ItemRecord("ruler", task, item, "x", length, scores={"official": score, "strict": 0.0}, depth=depth)
 
 
 def test_ruler_means_weigh_tasks_alike_and_carry_intervals():
