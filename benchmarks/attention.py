@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from timing import Run, both_ways, interleaved
 from torch import Tensor
 
-from iha.model.attention import Frame, build_attention
+from iha.model.attention import build_attention
 from iha.model.attention import talking_heads as talking
 from iha.model.attention.kernels import attend
 from iha.model.attention.masks import Mask
 from iha.model.cache import LayerCache
-from iha.model.rope import Rope
 from iha.variants.base import Geometry, spec_class
 
 CPU = torch.device("cpu")
@@ -59,7 +58,7 @@ def kernels(batch: int, heads: int, length: int, p: int, width: int, repeats: in
     """Ratios above 1 say ours is faster; `local` and `flat` compare unequal work (spec 3)."""
     plain, virtual = leaves(batch, heads, length, width), leaves(batch, heads, length * p, width)
     size, window = length * p, length // (2 * p)
-    flat, token, local = Mask(size, size), Mask(size, size, group=p, per_token=p), Mask(size, size, window=window)
+    flat, token, local = Mask(size, size), Mask(size, size, group=p, n_pseudo=p), Mask(size, size, window=window)
     times = interleaved(
         {
             "mha": both_ways(causal, plain),
@@ -86,13 +85,12 @@ def kernels(batch: int, heads: int, length: int, p: int, width: int, repeats: in
 def layer(kind: str, geometry: Geometry, index: int, **fields: object) -> Run:
     """Forward and backward of one attention layer."""
     spec = spec_class(kind).model_validate({"kind": kind, **fields})
-    module = build_attention(spec, geometry, index, "auto")
+    module = build_attention(spec, geometry, index)
     for name, parameter in module.named_parameters():
-        start = module.initial(name, torch.Generator())
+        start = module.init_parameter(name, torch.Generator())
         parameter.data.copy_(0.02 * torch.randn(parameter.shape) if start is None else start)
     x = torch.randn(2, geometry.pretrain_len, geometry.hidden_dim, requires_grad=True)
-    frame = Frame(geometry.pretrain_len, Rope(geometry.head_dim, 5e5), CPU, per_token=(module.per_token,))
-    return lambda: module(x, frame).sum().backward()
+    return lambda: module(x).sum().backward()
 
 
 def layers(width: int, heads: int, length: int, repeats: int) -> dict[str, float]:
@@ -156,15 +154,15 @@ def diff(heads: int, length: int, width: int, repeats: int) -> dict[str, float]:
 def decode(batch: int, heads: int, width: int, length: int, p: int, repeats: int) -> dict[str, float]:
     """One step on a cache of `length` tokens: P times MHA's time over ours; 1 is the floor set by memory bandwidth."""
 
-    def step(per_token: int) -> Run:
+    def step(n_pseudo: int) -> Run:
         cache = LayerCache(None)
-        cache.append(*(torch.randn(batch, heads, length * per_token, width) for _ in range(2)))
-        cache.append(*(torch.randn(batch, heads, per_token, width) for _ in range(2)))
-        new = [torch.randn(batch, heads, per_token, width) for _ in range(3)]
+        cache.append(*(torch.randn(batch, heads, length * n_pseudo, width) for _ in range(2)))
+        cache.append(*(torch.randn(batch, heads, n_pseudo, width) for _ in range(2)))
+        new = [torch.randn(batch, heads, n_pseudo, width) for _ in range(3)]
 
         def run() -> None:
             k, v = cache.append(new[1], new[2])
-            attend(new[0], k, v, Mask(per_token, k.shape[2], per_token=per_token), width**-0.5)
+            attend(new[0], k, v, Mask(n_pseudo, k.shape[2], n_pseudo=n_pseudo), width**-0.5)
 
         return run
 

@@ -134,9 +134,9 @@ def kernels(size: Size, clock: Clock) -> Iterator[Row]:
                 "FlexAttention": ours(causal, plain, "flex"),
                 "global": ours(causal, plain),
                 "local layer": ours(Mask(n, n, window=native), plain),
-                "IHA local layer, P = 2": ours(Mask(2 * n, 2 * n, window=2 * window, per_token=2), pairs),
+                "IHA local layer, P = 2": ours(Mask(2 * n, 2 * n, window=2 * window, n_pseudo=2), pairs),
                 "IHA local layer, token-causal": ours(
-                    Mask(2 * n, 2 * n, window=2 * window, group=2, per_token=2), pairs
+                    Mask(2 * n, 2 * n, window=2 * window, group=2, n_pseudo=2), pairs
                 ),
                 "diff": ours(causal, leaves(n, wide=2)),
             },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from iha.config.schema import ModelConfig
-from iha.model.attention import Frame, build_attention
+from iha.model.attention import ForwardContext, build_attention
 from iha.model.rope import Rope
 from iha.model.transformer import build_model
 from iha.variants.base import Geometry, spec_class
@@ -33,23 +33,21 @@ def spec_of(kind, **fields):
 def layer(spec, *, heads=4, head_dim=8, index=0, length=64, backend="auto", seed=0, noise=0.0):
     """One float64 layer with N(0, 1/D) projections; `noise` is added to its own parameters."""
     geometry = Geometry(heads * head_dim, 5, heads, length)
-    module = build_attention(spec, geometry, index, backend).double()
+    module = build_attention(spec, geometry, index, backend=backend).double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            start = module.initial(name, generator)
+            start = module.init_parameter(name, generator)
             drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.copy_(drawn * geometry.hidden_dim**-0.5 if start is None else start.double() + noise * drawn)
     return module
 
 
-def frame(length, head_dim=8, *, per_token=(1,), theta=THETA, **kwargs):
-    """Frame of a whole sequence; fp64 angles, as the oracle's."""
-    rope = Rope(head_dim, theta)
-    angle = torch.outer(torch.arange(4096, dtype=torch.float64), rope.inv_freq)
-    cos, sin = angle.cos(), angle.sin()
-    rope._tables[torch.device("cpu")] = (torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1))
-    return Frame(length, rope, torch.device("cpu"), per_token=per_token, **kwargs)
+def context(length, head_dim=8, *, n_pseudo=(1,), theta=THETA, **kwargs):
+    """Context of a whole sequence; fp64 angles, as the oracle's."""
+    rope = Rope(head_dim, theta, torch.float64)
+    layouts = [(p, "virtual") for p in n_pseudo]
+    return ForwardContext(length, rope, torch.device("cpu"), layouts=layouts, **kwargs)
 
 
 def model(variant, *, layers=3, heads=4, hidden=32, vocab=50, length=64, seed=1, backend="auto", dtype=torch.float64):

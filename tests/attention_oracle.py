@@ -59,7 +59,7 @@ def rope(x: Tensor, theta: float, first: int = 0) -> Tensor:
 def qkv(module: torch.nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Per-head projections (B, N, H, d) from the fused matrix, whose rows are queries, keys, values, head by head."""
     wq, wk, wv = module.qkv.weight.chunk(3, dim=0)
-    return tuple((x @ w.T).view(*x.shape[:2], module.heads, module.head_dim) for w in (wq, wk, wv))
+    return tuple((x @ w.T).view(*x.shape[:2], module.n_heads, module.head_dim) for w in (wq, wk, wv))
 
 
 def mha(module: torch.nn.Module, x: Tensor, theta: float, seen: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def diff(module: torch.nn.Module, x: Tensor, theta: float, seen: Tensor, layer: 
     start = 0.8 - 0.6 * math.exp(-0.3 * layer)
     lam = torch.exp(module.lambda_q1 @ module.lambda_k1) - torch.exp(module.lambda_q2 @ module.lambda_k2) + start
     heads = []
-    for h in range(module.heads // 2):
+    for h in range(module.n_heads // 2):
         value = torch.cat((v[:, :, 2 * h], v[:, :, 2 * h + 1]), dim=-1)
         maps = []
         for sub in (2 * h, 2 * h + 1):
@@ -107,10 +107,10 @@ def iha(module: torch.nn.Module, x: Tensor, theta: float, seen: Tensor) -> Tenso
     virtual = []
     for alpha, base in zip((module.alpha_q, module.alpha_k, module.alpha_v), qkv(module, x), strict=True):
         mixed = torch.einsum("phm,bnmd->bhpnd", alpha, base)
-        virtual.append(mixed.transpose(2, 3).reshape(batch, module.heads, length * p, module.head_dim))
+        virtual.append(mixed.transpose(2, 3).reshape(batch, module.n_heads, length * p, module.head_dim))
     q, k = (rope(t.transpose(1, 2), theta).transpose(1, 2) for t in virtual[:2])
     o = softmax_attention(q, k, virtual[2], seen, module.head_dim**-0.5)
-    o = o.view(batch, module.heads, length, p, module.head_dim)
+    o = o.view(batch, module.n_heads, length, p, module.head_dim)
     if module.collapse.dim() == 2:
         heads = torch.einsum("ph,bhnpd->bnhd", module.collapse, o)
     else:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from iha.model.attention import Attention, Frame
+from iha.model.attention import Attention, ForwardContext
 from iha.model.cache import LayerCache
-from iha.model.rope import rotate
-from iha.variants.base import AttentionSpec, Geometry, LayerPrice, live_pairs
+from iha.variants.base import AttentionSpec, Geometry, LayerFlops, live_pairs
 
 
 class ToySpec(AttentionSpec):
@@ -23,23 +22,28 @@ class ToySpec(AttentionSpec):
     def params(self, geometry: Geometry, layer: int) -> int:
         return super().params(geometry, layer) + geometry.n_heads
 
-    def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
+    def forward_flops(self, geometry: Geometry, layer: int, seq_len: int) -> LayerFlops:
         width = geometry.hidden_dim
-        return LayerPrice(8 * width**2 * seq_len, width * seq_len, 4 * width * live_pairs(seq_len))
+        return LayerFlops(8 * width**2 * seq_len, width * seq_len, 4 * width * live_pairs(seq_len))
 
 
-class ToyAttention(Attention[ToySpec]):
+class ToyAttention(Attention):
     """See ToySpec."""
 
-    def __init__(self, spec: ToySpec, geometry: Geometry, layer: int, backend: str = "auto") -> None:
-        super().__init__(spec, geometry, layer, backend)
-        self.start = spec.start
-        self.gain = nn.Parameter(torch.empty(self.heads, 1))
+    def __init__(self, dim: int, n_heads: int, *, start: float = 1.0, **options: Any) -> None:
+        super().__init__(dim, n_heads, **options)
+        self.start = start
+        self.gain = nn.Parameter(torch.empty(n_heads, 1))
+        self.reset_parameters()
 
-    def initial(self, name: str, generator: torch.Generator) -> Tensor | None:
-        return torch.full((self.heads, 1), self.start) if name == "gain" else None
+    @classmethod
+    def from_spec(cls, spec: ToySpec, geometry: Geometry, layer: int, **options: Any) -> Attention:
+        return super().from_spec(spec, geometry, layer, start=spec.start, **options)
 
-    def forward(self, x: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:
-        q, k, v = self.heads_of(self.qkv(x)).chunk(3, dim=2)
-        q, k = (rotate(part, frame.rotations[1]) for part in (q, k))
-        return self.project(self.attend(q, k, v * self.gain, frame, cache), x)
+    def init_parameter(self, name: str, generator: torch.Generator | None) -> Tensor | None:
+        return torch.full((self.n_heads, 1), self.start) if name == "gain" else None
+
+    def compute(self, x: Tensor, context: ForwardContext, cache: LayerCache | None) -> Tensor:
+        q, k, v = self.split_heads(self.qkv(x)).chunk(3, dim=2)
+        q, k = (self.rotate(part, context) for part in (q, k))
+        return self.project_out(self.attend(q, k, v * self.gain, context, cache), x)

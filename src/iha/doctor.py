@@ -340,7 +340,7 @@ def kernel_masks(device: torch.device) -> dict[str, Mask]:
     return {
         "causal": Mask(LENGTH, LENGTH),
         "window": Mask(LENGTH, LENGTH, window=96),
-        "interleaved": Mask(LENGTH, LENGTH, window=64, per_token=2),
+        "interleaved": Mask(LENGTH, LENGTH, window=64, n_pseudo=2),
         "documents": Mask(LENGTH, LENGTH, documents=documents),
     }
 

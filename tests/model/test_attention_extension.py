@@ -6,21 +6,20 @@ import re
 
 import pytest
 import torch
-from attention_lab import tokens
+from attention_lab import VARIANTS, spec_of, tokens
 from sinks_variant import SinksSpec
 from toy_variant import ToyAttention, ToySpec
 
 from iha.config.load import parse_config
 from iha.config.schema import ModelConfig, Variant
-from iha.errors import ConfigError, UserError
-from iha.model.attention import Frame
+from iha.errors import ConfigError
 from iha.model.attention.kernels import announce
 from iha.model.files import load_model, save_model
-from iha.model.rope import Rope
-from iha.model.transformer import build_model
-from iha.variants.base import Geometry, LayerPrice
+from iha.model.transformer import build_model, check_shapes
+from iha.variants.base import Geometry, LayerFlops, check_variant
 
 TOY = ToySpec(kind="toy_variant:ToySpec")
+SMALL = ModelConfig(hidden_dim=32, n_layers=2, n_heads=4, ffn_dim=48)
 
 
 def test_a_variant_from_outside_is_configured_trained_decoded_and_saved(tmp_path):
@@ -42,27 +41,29 @@ def test_a_variant_from_outside_is_configured_trained_decoded_and_saved(tmp_path
         assert torch.equal(load_model(tmp_path)(ids), net(ids))
 
 
-@pytest.mark.parametrize("shape", [(2, 12, 1), (2, 1, 32), (2, 12, 31), (12, 32), (1, 2, 12, 32)])
+@pytest.mark.parametrize("shape", [(1, 2, 1), (1, 1, 32), (1, 2, 31), (2, 32), (1, 1, 2, 32)])
 def test_a_forward_of_another_shape_is_named_and_never_broadcast(shape, monkeypatch):
-    net = build_model(ModelConfig(hidden_dim=32, n_layers=2, n_heads=4, ffn_dim=48), TOY, 50, 64, seed=1)
-    monkeypatch.setattr(ToyAttention, "forward", lambda self, x, frame, cache=None: x.new_zeros(shape))
-    with pytest.raises(UserError) as caught:
-        net(tokens(2, 12))
-    assert str(caught.value) == (
-        f"ToyAttention.forward returned {shape}; "
-        "allowed: the shape it was given, (batch, tokens, hidden_dim), here (2, 12, 32)"
-    )
+    monkeypatch.setattr(ToyAttention, "compute", lambda self, x, context, cache: x.new_zeros(shape))
+    with pytest.raises(ConfigError) as caught:
+        check_shapes(build_model(SMALL, TOY, 50, 64, seed=1))
+    assert "ToyAttention of layer 0" in str(caught.value) and f"returned {shape}" in str(caught.value)
+    assert "(1, 2, 32)" in str(caught.value)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_layer_of_every_variant_keeps_the_shape(variant):
+    check_shapes(build_model(SMALL, spec_of(**VARIANTS[variant]), 50, 64, seed=1))
 
 
 @pytest.mark.parametrize(
     ("member", "wrong", "line"),
     [
-        ("price", lambda *_: LayerPrice(5, -7, 5), "price.mixing(layer 0, 8192 tokens) is -7"),
-        ("price", lambda *_: LayerPrice(5, 7, 2.5), "price.attention(layer 0, 8192 tokens) is 2.5"),
+        ("forward_flops", lambda *_: LayerFlops(5, -7, 5), "forward_flops.mixing(layer 0, 8192 tokens) is -7"),
+        ("forward_flops", lambda *_: LayerFlops(5, 7, 2.5), "forward_flops.attention(layer 0, 8192 tokens) is 2.5"),
         (
-            "price",
-            lambda self, geometry, layer, n: LayerPrice(1, 2, 65536 - n - layer),
-            "price.attention(layer 1, 65536 tokens) is -1",
+            "forward_flops",
+            lambda self, geometry, layer, n: LayerFlops(1, 2, 65536 - n - layer),
+            "forward_flops.attention(layer 1, 65536 tokens) is -1",
         ),
         ("params", lambda *_: float("nan"), "params(layer 0) is nan"),
         ("cache_values", lambda *_: -1, "cache_values(layer 0, 8192 tokens) is -1"),
@@ -87,8 +88,12 @@ def _refusal():
 @pytest.mark.parametrize(
     ("member", "wrong", "line"),
     [
-        ("price", lambda *_: 1 // 0, "raised ZeroDivisionError: integer division or modulo by zero"),
-        ("price", lambda *_: None, "raised TypeError: price(layer 0, 8192 tokens) is None, no LayerPrice"),
+        ("forward_flops", lambda *_: 1 // 0, "raised ZeroDivisionError: integer division or modulo by zero"),
+        (
+            "forward_flops",
+            lambda *_: None,
+            "raised TypeError: forward_flops(layer 0, 8192 tokens) is None, not a LayerFlops",
+        ),
         ("window_at", lambda self, geometry, layer, seq_len: None, "raised TypeError: "),
     ],
 )
@@ -102,7 +107,7 @@ def test_a_spec_that_raises_is_named_with_its_place(member, wrong, line, monkeyp
 def test_a_model_with_other_parameters_than_its_spec_says_is_refused(monkeypatch):
     monkeypatch.setattr(ToySpec, "params", lambda self, geometry, layer: 4 * 32**2 + 4 + (layer == 1))
     with pytest.raises(ConfigError) as caught:
-        build_model(ModelConfig(hidden_dim=32, n_layers=2, n_heads=4, ffn_dim=48), TOY, 50, 64, seed=1)
+        build_model(SMALL, TOY, 50, 64, seed=1)
     assert str(caught.value) == (
         "attention toy_variant:ToySpec: params(layer 1) is 4101; allowed: the number of parameters of its ToyAttention, "
         "4100. Change it in class ToySpec."
@@ -121,7 +126,7 @@ def test_the_kernels_are_announced_only_where_they_may_run(caplog):
 
 def test_a_window_that_holds_no_token_is_refused(monkeypatch):
     monkeypatch.setattr(ToySpec, "window_at", lambda self, geometry, layer: 0 if layer == 3 else None)
-    assert next(iter(TOY.bad_numbers(Geometry(32, 5, 4, 64), [64]))).startswith(
+    assert check_variant(TOY, Geometry(32, 5, 4, 64), [64])[0].startswith(
         "window_at(layer 3) is 0; allowed: a whole number, 1 or more."
     )
 
@@ -136,7 +141,7 @@ def _sinks_by_hand(n, width, sinks, pad):
 @pytest.mark.parametrize(("n", "width", "sinks"), [(12, 4, 2), (12, 64, 4), (5, 1, 0), (9, 3, 20), (3, 2, 2)])
 def test_the_pages_mask_shows_the_pairs_it_is_priced_for(n, width, sinks):
     spec, geometry = SinksSpec(kind="sinks_variant:SinksSpec", width=width, sinks=sinks), Geometry(32, 2, 4, 64)
-    assert spec.price(geometry, 0, n).attention == 4 * 32 * len(_sinks_by_hand(n, width, sinks, 0))
+    assert spec.forward_flops(geometry, 0, n).attention == 4 * 32 * len(_sinks_by_hand(n, width, sinks, 0))
 
 
 def test_the_pages_mask_is_the_same_in_training_in_decoding_and_padded():
@@ -155,6 +160,5 @@ def test_the_pages_mask_hides_what_it_says():
     spec = SinksSpec(kind="sinks_variant:SinksSpec", width=4, sinks=2)
     attention = build_model(ModelConfig(hidden_dim=32, n_layers=1, n_heads=4, ffn_dim=48), spec, 50, 64, seed=1)
     attention, x = attention.blocks[0].attention.double(), torch.randn(1, 12, 32, dtype=torch.float64)
-    frame = Frame(12, Rope(8, 1e4), x.device)
-    moved = torch.autograd.functional.jacobian(lambda x: attention(x, frame).sum(-1)[0], x)[:, 0].abs().sum(-1)
+    moved = torch.autograd.functional.jacobian(lambda x: attention(x).sum(-1)[0], x)[:, 0].abs().sum(-1)
     assert {(q, k) for q, k in moved.nonzero().tolist()} == _sinks_by_hand(12, 4, 2, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attention_oracle as oracle
 import pytest
 import torch
-from attention_lab import frame, layer, model, spec_of, tokens
+from attention_lab import context, layer, model, spec_of, tokens
 
 from iha.model.attention.iha import collapse_heads, interleave, mix_heads, un_interleave
 from iha.model.attention.kernels import attend, dispatch, reference_attention
@@ -29,15 +29,15 @@ def set_identity(module, own):
         module.collapse.copy_(torch.einsum("p,gh->gph", torch.tensor(own, dtype=torch.float64), eye))
 
 
-def shared_positions(per_token=P, positions=True):
-    """A frame in which all virtual tokens of a token share its position, or in which there are none."""
-    frm = frame(LENGTH, per_token=(1, per_token))
-    cos, sin = frm.rotations[1]
+def shared_positions(n_pseudo=P, positions=True):
+    """A context in which all virtual tokens of a token share its position, or in which there are none."""
+    ctx = context(LENGTH, n_pseudo=(1, n_pseudo))
+    cos, sin = ctx.rotations[1, "virtual"]
     if not positions:
         cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
-    frm.rotations[1] = (cos, sin)
-    frm.rotations[per_token] = (cos.repeat_interleave(per_token, 0), sin.repeat_interleave(per_token, 0))
-    return frm
+    ctx.rotations[1, "virtual"] = (cos, sin)
+    ctx.rotations[n_pseudo, "virtual"] = (cos.repeat_interleave(n_pseudo, 0), sin.repeat_interleave(n_pseudo, 0))
+    return ctx
 
 
 def plain(module):
@@ -58,26 +58,26 @@ def x():
 def test_t01_identity_under_token_causality_is_mha(x, positions, own):
     module = interleaved("token")
     set_identity(module, own)
-    frm = shared_positions(positions=positions)
-    torch.testing.assert_close(module(x, frm), plain(module)(x, frm))
+    ctx = shared_positions(positions=positions)
+    torch.testing.assert_close(module(x, ctx), plain(module)(x, ctx))
 
 
 def test_t02_identity_under_flat_causality_is_mha_with_the_last_pseudo_output_only(x):
     module = interleaved("flat")
-    frm = shared_positions()
-    want = plain(module)(x, frm)
+    ctx = shared_positions()
+    want = plain(module)(x, ctx)
     set_identity(module, [0.0, 0.0, 1.0])
-    torch.testing.assert_close(module(x, frm), want)
+    torch.testing.assert_close(module(x, ctx), want)
     set_identity(module, [1.0, 0.0, 0.0])
-    assert (module(x, frm) - want).abs().max() > 0.1
+    assert (module(x, ctx) - want).abs().max() > 0.1
 
 
 def test_d02_virtual_positions_are_never_mha(x):
     """The deployed layer is no superset of RoPE-MHA: inclusion holds without virtual positions only."""
     module = interleaved("flat")
     set_identity(module, [0.0, 0.0, 1.0])
-    frm = frame(LENGTH, per_token=(1, P))
-    assert (module(x, frm) - plain(module)(x, frm)).abs().max() > 0.1
+    ctx = context(LENGTH, n_pseudo=(1, P))
+    assert (module(x, ctx) - plain(module)(x, ctx)).abs().max() > 0.1
 
 
 def test_t03_one_pseudo_head_is_mha_with_remixed_weights(x):
@@ -89,8 +89,8 @@ def test_t03_one_pseudo_head_is_mha_with_remixed_weights(x):
         mha.qkv.weight.copy_(torch.einsum("thm,tmdx->thdx", alphas, parts).reshape(-1, 32))
         out = module.out.weight.view(32, HEADS, -1)
         mha.out.weight.copy_(torch.einsum("xgd,gh->xhd", out, module.collapse[:, 0]).reshape(32, 32))
-    frm = frame(LENGTH)
-    torch.testing.assert_close(module(x, frm), mha(x, frm))
+    ctx = context(LENGTH)
+    torch.testing.assert_close(module(x, ctx), mha(x, ctx))
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "banded"])
@@ -102,8 +102,8 @@ def test_t04_later_tokens_change_nothing_before_them(x, mask, window, backend):
     x = x.float()
     changed = x.clone()
     changed[:, 11:] = torch.randn_like(changed[:, 11:])
-    frm = frame(LENGTH, per_token=(P,))
-    before, after = module(x, frm), module(changed, frm)
+    ctx = context(LENGTH, n_pseudo=(P,))
+    before, after = module(x, ctx), module(changed, ctx)
     assert (before - after)[:, :11].abs().max() == 0
     assert (before - after)[:, 11:].abs().max() > 0.01
 
@@ -137,7 +137,7 @@ def test_t05_collapse_inverts_the_interleaving(pseudo_heads):
 
 def test_t06_query_sees_min_of_index_and_window():
     window, p, n = 4, 3, 10
-    seen = Mask(n * p, n * p, window=window * p, per_token=p).dense(torch.device("cpu"))[0, 0]
+    seen = Mask(n * p, n * p, window=window * p, n_pseudo=p).dense(torch.device("cpu"))[0, 0]
     for token in range(n):
         for pseudo in range(p):
             assert seen[token * p + pseudo].sum() == min(token * p + pseudo + 1, window * p)
@@ -203,7 +203,7 @@ def test_t10_merging_by_log_sum_exp_equals_the_interleaved_form(monkeypatch):
     seen = oracle.visible(LENGTH, P, None, True)
     want = oracle.softmax_attention(q, k, v, seen, 0.4)
     monkeypatch.setattr(dispatch, "MERGE_FROM", 0)
-    torch.testing.assert_close(attend(q, k, v, Mask(LENGTH * P, LENGTH * P, group=P, per_token=P), 0.4), want)
+    torch.testing.assert_close(attend(q, k, v, Mask(LENGTH * P, LENGTH * P, group=P, n_pseudo=P), 0.4), want)
     causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     for p in range(P):
         scores = [(q[:, :, p::P] @ k[:, :, j::P].mT * 0.4).masked_fill(~causal, -torch.inf) for j in range(P)]
@@ -224,7 +224,7 @@ def test_t11_decoding_equals_the_full_forward(variant):
 @pytest.mark.parametrize("mask", ["flat", "token"])
 def test_t12_pseudo_heads_differ_from_the_first_step(x, mask):
     module = interleaved(mask)
-    loss = module(x, frame(LENGTH, per_token=(P,))).pow(2).sum()
+    loss = module(x, context(LENGTH, n_pseudo=(P,))).pow(2).sum()
     for grad in torch.autograd.grad(loss, (module.alpha_q, module.alpha_k, module.alpha_v)):
         for p in range(1, P):
             assert (grad[p] - grad[0]).abs().max() > 1e-3 * grad.abs().max()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attention_oracle as oracle
 import pytest
 import torch
-from attention_lab import THETA, frame, layer, spec_of
+from attention_lab import THETA, context, layer, spec_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,10 +21,10 @@ SHAPES = {
 QUICK = settings(max_examples=15, deadline=None, derandomize=True)
 
 
-def check(module, x, want_of, frm):
+def check(module, x, want_of, ctx):
     """Layer and oracle agree in value and gradients."""
     leaves = (x, *module.parameters())
-    got, want = module(x, frm), want_of(module, x)
+    got, want = module(x, ctx), want_of(module, x)
     weight = torch.linspace(-1, 1, got.numel(), dtype=got.dtype).view_as(got)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-11)
     ours = torch.autograd.grad((got * weight).sum(), leaves)
@@ -44,7 +44,7 @@ def test_mha_and_local(case):
     spec = spec_of("global") if case["window"] is None else spec_of("global_local", window=case["window"])
     module = layer(spec, heads=case["heads"], seed=case["seed"], backend=case["backend"])
     seen = oracle.visible(case["tokens"], 1, case["window"])
-    check(module, inputs(case), lambda m, x: oracle.mha(m, x, THETA, seen), frame(case["tokens"]))
+    check(module, inputs(case), lambda m, x: oracle.mha(m, x, THETA, seen), context(case["tokens"]))
 
 
 @pytest.fixture(params=[True, False], ids=["recomputed", "kept"])
@@ -60,7 +60,7 @@ def small_chunks(request, monkeypatch):
 def test_talking_heads(small_chunks, case):
     module = layer(spec_of("talking_heads"), heads=case["heads"], seed=case["seed"], noise=0.5)
     seen = oracle.visible(case["tokens"])
-    check(module, inputs(case), lambda m, x: oracle.talking_heads(m, x, THETA, seen), frame(case["tokens"]))
+    check(module, inputs(case), lambda m, x: oracle.talking_heads(m, x, THETA, seen), context(case["tokens"]))
 
 
 @QUICK
@@ -70,7 +70,7 @@ def test_diff(case, index):
         spec_of("diff"), heads=case["heads"], seed=case["seed"], index=index, backend=case["backend"], noise=0.2
     )
     seen = oracle.visible(case["tokens"])
-    check(module, inputs(case), lambda m, x: oracle.diff(m, x, THETA, seen, index), frame(case["tokens"]))
+    check(module, inputs(case), lambda m, x: oracle.diff(m, x, THETA, seen, index), context(case["tokens"]))
 
 
 @QUICK
@@ -94,8 +94,8 @@ def test_iha(case):
     )
     window = None if case["layer"] == 4 else case["window"]
     seen = oracle.visible(case["tokens"], case["pseudo_heads"], window, case["mask"] == "token")
-    frm = frame(case["tokens"], per_token=(case["pseudo_heads"],))
-    check(module, inputs(case), lambda m, x: oracle.iha(m, x, THETA, seen), frm)
+    ctx = context(case["tokens"], n_pseudo=(case["pseudo_heads"],))
+    check(module, inputs(case), lambda m, x: oracle.iha(m, x, THETA, seen), ctx)
 
 
 def test_att_07_without_lambda_and_norm_it_is_the_first_sub_head(monkeypatch):
@@ -110,7 +110,7 @@ def test_att_07_without_lambda_and_norm_it_is_the_first_sub_head(monkeypatch):
     assert wide.shape == (1, 9, 2, 16)
     first = oracle.softmax_attention(*(t.transpose(1, 2) for t in (q, k, wide)), oracle.visible(9), module.scale)
     want = first.transpose(1, 2).flatten(2) * (1 - 0.355509) @ module.out.weight.T
-    torch.testing.assert_close(module(x, frame(9)), want, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(module(x, context(9)), want, rtol=1e-5, atol=1e-6)
 
 
 def test_att_08_mixing_before_the_mask_would_be_nan():
@@ -119,12 +119,12 @@ def test_att_08_mixing_before_the_mask_would_be_nan():
     with torch.no_grad():
         module.pre_mix.copy_(torch.tensor([[1.0, -1.0], [0.0, 1.0]]))
     x = torch.randn(1, 4, 16, dtype=torch.float64)
-    out = module(x, frame(4))
+    out = module(x, context(4))
     assert out.isfinite().all()
     for t in range(4):
         changed = x.clone()
         changed[:, t + 1 :] += 1
-        assert (module(changed, frame(4)) - out)[:, : t + 1].abs().max() == 0
+        assert (module(changed, context(4)) - out)[:, : t + 1].abs().max() == 0
     seen = oracle.visible(4)
     logits = torch.zeros(1, 2, 4, 4).masked_fill(~seen, -torch.inf)
     assert torch.einsum("gh,bhqk->bgqk", module.pre_mix.float(), logits).isnan().any()
@@ -134,7 +134,7 @@ def test_att_08_identity_mixes_are_mha():
     module, mha = layer(spec_of("talking_heads")), layer(spec_of("global"))
     mha.load_state_dict({"qkv.weight": module.qkv.weight, "out.weight": module.out.weight})
     x = torch.randn(2, 30, 32, dtype=torch.float64)
-    torch.testing.assert_close(module(x, frame(30)), mha(x, frame(30)))
+    torch.testing.assert_close(module(x, context(30)), mha(x, context(30)))
 
 
 def test_iha_global_layer_is_plain_mha_unless_asked():
@@ -149,8 +149,8 @@ def test_bf16_stays_close_to_float64(kind):
     """A bf16 layer is off by rounding, not by a mask or a scale."""
     module = layer(spec_of(kind), seed=3)
     x = torch.randn(2, 40, 32, dtype=torch.float64)
-    want = module(x, frame(40, per_token=(1, 2)))
-    got = module.bfloat16()(x.bfloat16(), frame(40, per_token=(1, 2)))
+    want = module(x, context(40, n_pseudo=(1, 2)))
+    got = module.bfloat16()(x.bfloat16(), context(40, n_pseudo=(1, 2)))
     assert got.dtype == torch.bfloat16
     assert ((got.double() - want).norm() / want.norm()).item() < 0.02
 

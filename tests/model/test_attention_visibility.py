@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_lab import frame as exact_frame
+from attention_lab import context as exact_context
 from attention_oracle import rope, rows_apart, visible
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from iha.model.attention import Frame
+from iha.model.attention import ForwardContext
 from iha.model.attention.kernels import cpu, flash, flex
 from iha.model.attention.masks import Mask, additive
 from iha.model.rope import Rope, rotate
@@ -20,7 +20,7 @@ STEPS = st.fixed_dictionaries(
     {
         "tokens": st.integers(1, 9),
         "new": st.integers(1, 9),
-        "per_token": st.sampled_from([1, 2, 3]),
+        "n_pseudo": st.sampled_from([1, 2, 3]),
         "window": st.sampled_from([None, 1, 2, 5, 20]),
         "token_causal": st.booleans(),
         "pad": st.lists(st.integers(0, 8), min_size=2, max_size=2) | st.none(),
@@ -31,7 +31,7 @@ STEPS = st.fixed_dictionaries(
 
 def step(case, documents=True):
     """The mask of the last `new` of some tokens, and the same pair by pair."""
-    n, p = case["tokens"], case["per_token"]
+    n, p = case["tokens"], case["n_pseudo"]
     new = min(n, case["new"])
     pad = None if case["pad"] is None else [min(x, n - 1) for x in case["pad"]]
     docs = (
@@ -96,13 +96,13 @@ def test_additive_masks_are_zero_and_minus_infinity_in_the_type_asked_for():
     ("mask", "share"),
     [
         (Mask(16_384, 16_384, window=2048), 1.35),
-        (Mask(16_384, 16_384, window=2048, group=2, per_token=2), 1.35),
+        (Mask(16_384, 16_384, window=2048, group=2, n_pseudo=2), 1.35),
         (Mask(8192, 8192, window=512), 1.35),
         (Mask(131_072, 131_072, window=2048), 1.35),
         (Mask(5000, 7001, window=300), 2.1),
         (Mask(700, 700, window=64), 2.6),
         (Mask(300, 300), 1.02),
-        (Mask(300, 1000, group=3, per_token=3), 1.5),
+        (Mask(300, 1000, group=3, n_pseudo=3), 1.5),
     ],
 )
 def test_tiles_take_every_query_once_with_all_its_keys_and_little_more(mask, share):
@@ -124,7 +124,7 @@ def test_tiles_take_every_query_once_with_all_its_keys_and_little_more(mask, sha
 @QUICK
 @given(STEPS)
 def test_flash_segments_are_the_documents_of_each_row(case):
-    n, p = case["tokens"], case["per_token"]
+    n, p = case["tokens"], case["n_pseudo"]
     mask, _ = step({**case, "new": n, "token_causal": False})
     bounds, longest = flash.segments(mask, 2, CPU)
     number = torch.zeros(2 * n * p, dtype=torch.long)
@@ -149,13 +149,13 @@ def test_flex_blocks_are_made_once_per_shape_and_once_per_ragged_mask():
 
 
 def test_layers_that_see_alike_share_a_mask():
-    frm = Frame(6, Rope(8, 1e4), CPU, per_token=(1, 2), start=3)
-    first = frm.mask(18, per_token=2, window=4)
-    assert frm.mask(18, per_token=2, window=4) is first
+    ctx = ForwardContext(6, Rope(8, 1e4), CPU, start=3)
+    first = ctx.mask(18, n_pseudo=2, window=4)
+    assert ctx.mask(18, n_pseudo=2, window=4) is first
     others = (
-        frm.mask(16, per_token=2, window=4),
-        frm.mask(18, per_token=2),
-        frm.mask(18, per_token=2, window=4, token_causal=True),
+        ctx.mask(16, n_pseudo=2, window=4),
+        ctx.mask(18, n_pseudo=2),
+        ctx.mask(18, n_pseudo=2, window=4, token_causal=True),
     )
     assert all(other is not first for other in others)
     assert (first.n_queries, first.n_keys, first.window, first.first, first.group) == (12, 18, 8, 0, 1)
@@ -164,9 +164,9 @@ def test_layers_that_see_alike_share_a_mask():
 
 @pytest.mark.parametrize("longest", [None, 2, 3])
 def test_keys_past_all_padding_need_no_pad(longest):
-    frm = Frame(1, Rope(8, 1e4), CPU, start=5, pad=torch.tensor([0, 2]), longest_pad=longest)
-    assert (frm.mask(4).pad is None) == (longest == 2), "keys 2 to 5"
-    assert frm.mask(5).pad is not None, "keys 1 to 5"
+    ctx = ForwardContext(1, Rope(8, 1e4), CPU, start=5, pad=torch.tensor([0, 2]), longest_pad=longest)
+    assert (ctx.mask(4).pad is None) == (longest == 2), "keys 2 to 5"
+    assert ctx.mask(5).pad is not None, "keys 1 to 5"
 
 
 @settings(QUICK, max_examples=8)
@@ -179,18 +179,20 @@ def test_keys_past_all_padding_need_no_pad(longest):
 def test_rotations_are_those_of_virtual_positions_counted_from_the_first_real_token(start, length, p, pad):
     assume(max(pad) <= start)
     x = torch.randn(2, length * p, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    plain = exact_frame(length, per_token=(p,), start=start)
-    torch.testing.assert_close(rotate(x, plain.rotations[p]), rope(x, 500_000.0, start * p))
-    padded = exact_frame(length, per_token=(p,), start=start, pad=torch.tensor(pad))
+    plain = exact_context(length, n_pseudo=(p,), start=start)
+    torch.testing.assert_close(rotate(x, plain.rotations[p, "virtual"]), rope(x, 500_000.0, start * p))
+    padded = exact_context(length, n_pseudo=(p,), start=start, pad=torch.tensor(pad))
     want = torch.cat([rope(x[i : i + 1], 500_000.0, (start - pad[i]) * p) for i in range(2)])
-    torch.testing.assert_close(rotate(x, padded.rotations[p]), want)
+    torch.testing.assert_close(rotate(x, padded.rotations[p, "virtual"]), want)
 
 
 def test_a_rotation_keeps_lengths_and_scores_depend_on_distances_only():
     q, k = (torch.randn(1, 1, 1, 16, dtype=torch.float64) for _ in range(2))
     turned = [(rope(q, 1e4, i), rope(k, 1e4, i + 5)) for i in (0, 17, 300)]
     ours = [
-        tuple(rotate(x, exact_frame(1, 16, theta=1e4, start=s).rotations[1]) for x, s in ((q, i), (k, i + 5)))
+        tuple(
+            rotate(x, exact_context(1, 16, theta=1e4, start=s).rotations[1, "virtual"]) for x, s in ((q, i), (k, i + 5))
+        )
         for i in (0, 17, 300)
     ]
     for (a, b), (c, d) in zip(ours, turned, strict=True):

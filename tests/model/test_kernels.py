@@ -8,20 +8,18 @@ from attention_oracle import rows_apart, softmax_attention, visible
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iha.model.attention import Frame
+from iha.model.attention import ForwardContext
 from iha.model.attention.kernels import attend, cpu, dispatch
 from iha.model.attention.masks import Mask
 from iha.model.attention.mha import MultiHeadAttention
 from iha.model.rope import Rope
-from iha.variants.base import Geometry
-from iha.variants.global_local import GlobalLocalSpec
 
 CASES = st.fixed_dictionaries(
     {
         "batch": st.integers(1, 2),
         "heads": st.sampled_from([1, 3]),
         "tokens": st.sampled_from([1, 2, 5, 13, 27]),
-        "per_token": st.sampled_from([1, 2, 3]),
+        "n_pseudo": st.sampled_from([1, 2, 3]),
         "window": st.sampled_from([None, 1, 2, 7, 40]),
         "token_causal": st.booleans(),
         "pad": st.booleans(),
@@ -35,7 +33,7 @@ CASES = st.fixed_dictionaries(
 def setup(case):
     """Tensors and mask of one case."""
     torch.manual_seed(case["seed"])
-    b, n, p = case["batch"], case["tokens"], case["per_token"]
+    b, n, p = case["batch"], case["tokens"], case["n_pseudo"]
     pad = torch.randint(0, n, (b,)) if case["pad"] else None
     documents = torch.randint(0, 2, (b, n)).cumsum(1) if case["documents"] else None
     shape = (b, case["heads"], n * p, 8)
@@ -87,9 +85,8 @@ def test_backend_equals_formula(backend, case):
 def test_values_of_any_width_with_and_without_a_cache(backend, value_width, window, padded, dtype):
     """Whole, and as prefill, a chunk on the cache and decode steps."""
     torch.manual_seed(0)
-    geometry, rope, n = Geometry(16, 1, 2, 64), Rope(8, 1e4), 45
-    spec = GlobalLocalSpec(kind="global_local", window=window or 64, period=2)
-    layer = MultiHeadAttention(spec, geometry, 0, backend)
+    rope, n = Rope(8, 1e4), 45
+    layer = MultiHeadAttention(16, 2, window=window, backend=backend)
     q, k, v = (torch.randn(2, n, 2, width, dtype=torch.float64) for width in (8, 8, value_width))
     pad = torch.tensor([0, 5]) if padded else None
     seen = rows_apart(visible(n, 1, window, False), None if pad is None else pad.tolist(), None, 1)
@@ -99,7 +96,7 @@ def test_values_of_any_width_with_and_without_a_cache(backend, value_width, wind
         got, start = [], 0
         for length in pieces:
             part = [x[:, start : start + length].to(dtype) for x in (q, k, v)]
-            got.append(layer.attend(*part, Frame(length, rope, q.device, start=start, pad=pad), cache))
+            got.append(layer.attend(*part, ForwardContext(length, rope, q.device, start=start, pad=pad), cache))
             start += length
         torch.testing.assert_close(
             torch.cat(got, 1).double(), want, rtol=0, atol=2e-6 if dtype.itemsize == 4 else 1e-12

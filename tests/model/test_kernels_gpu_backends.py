@@ -80,7 +80,7 @@ def test_flash_segments_and_window_mean_the_mask(case):
         got = attend(q, k, v, mask, 0.3, "flash")
     finally:
         flash.variable_length_kernel = old
-    real = slice(None) if mask.pad is None else (torch.arange(q.shape[2]) // mask.per_token >= mask.pad[:, None])
+    real = slice(None) if mask.pad is None else (torch.arange(q.shape[2]) // mask.n_pseudo >= mask.pad[:, None])
     want = oracle.softmax_attention(q, k, v, seen, 0.3)
     torch.testing.assert_close(got.transpose(1, 2)[real], want.transpose(1, 2)[real], rtol=0, atol=1e-12)
 
@@ -88,7 +88,7 @@ def test_flash_segments_and_window_mean_the_mask(case):
 def test_flash_refuses_a_token_causal_mask():
     x = torch.zeros(1, 1, 4, 8)
     with pytest.raises(UserError, match=r"engine\.backend"):
-        attend(x, x, x, Mask(4, 4, group=2, per_token=2), 1.0, "flash")
+        attend(x, x, x, Mask(4, 4, group=2, n_pseudo=2), 1.0, "flash")
 
 
 def test_choice_by_device():

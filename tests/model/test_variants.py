@@ -31,7 +31,7 @@ def test_att_02_window_and_mask_of_iha():
     spec = IhaSpec(kind="iha", pseudo_heads=2)
     assert spec.window_at(Geometry(32, 5, 4, 16), LOCAL) == 2
     assert mask(16, 2, 2, "flat").sum() == 122
-    assert spec.price(Geometry(32, 5, 4, 16), LOCAL, 16).attention == 4 * 32 * 122
+    assert spec.forward_flops(Geometry(32, 5, 4, 16), LOCAL, 16).attention == 4 * 32 * 122
     assert mask(16, 2, 2, "flat").sum(axis=1).tolist() == [min(u + 1, 4) for u in range(32)]
     assert mask(2, 2, None, "flat").sum(axis=1).tolist() == [1, 2, 3, 4]
     assert mask(2, 2, None, "token").sum(axis=1).tolist() == [2, 2, 4, 4]
@@ -51,8 +51,8 @@ def test_iha_is_priced_by_the_pairs_its_mask_leaves(kind, global_layers, p, wind
     spec = IhaSpec(kind="iha", pseudo_heads=p, window=window, mask=kind, global_layers=global_layers)
     local = mask(seq_len, p, window, kind).sum()
     everywhere = mask(seq_len, p if global_layers == "iha" else 1, None, kind).sum()
-    assert spec.price(SMALL, LOCAL, seq_len).attention == 4 * SMALL.hidden_dim * local
-    assert spec.price(SMALL, GLOBAL, seq_len).attention == 4 * SMALL.hidden_dim * everywhere
+    assert spec.forward_flops(SMALL, LOCAL, seq_len).attention == 4 * SMALL.hidden_dim * local
+    assert spec.forward_flops(SMALL, GLOBAL, seq_len).attention == 4 * SMALL.hidden_dim * everywhere
 
 
 @pytest.mark.parametrize(("seq_len", "window"), [(1, None), (7, None), (7, 1), (7, 3), (7, 7), (7, 99)])
@@ -83,10 +83,10 @@ def test_parameters_beyond_mha():
 
 def test_mixing_costs_what_the_specification_says():
     for p, share in ((2, 0.016), (4, 0.031), (8, 0.0625), (20, 0.15625)):
-        price = IhaSpec(kind="iha", pseudo_heads=p, window=1).price(PAPER, LOCAL, 8192)
+        price = IhaSpec(kind="iha", pseudo_heads=p, window=1).forward_flops(PAPER, LOCAL, 8192)
         assert price.mixing == 8 * 8192 * 20**2 * p * 128
         assert price.mixing / price.projections == pytest.approx(share, abs=5e-4)
-    per_head = IhaSpec(kind="iha", pseudo_heads=2, collapse="per_head").price(PAPER, LOCAL, 8192)
+    per_head = IhaSpec(kind="iha", pseudo_heads=2, collapse="per_head").forward_flops(PAPER, LOCAL, 8192)
     assert per_head.mixing == 8192 * (6 * 20**2 * 2 * 128 + 2 * 2 * 20 * 128)
 
 
@@ -106,7 +106,10 @@ def test_cache_values_per_length():
 
 def test_windows_stay_absolute_when_the_context_grows():
     for spec in (IhaSpec(kind="iha"), GlobalLocalSpec(kind="global_local")):
-        short, long = spec.price(PAPER, LOCAL, 32_768).attention, spec.price(PAPER, LOCAL, 65_536).attention
+        short, long = (
+            spec.forward_flops(PAPER, LOCAL, 32_768).attention,
+            spec.forward_flops(PAPER, LOCAL, 65_536).attention,
+        )
         assert long / short == pytest.approx(2, abs=0.04)
 
 

@@ -97,7 +97,7 @@ GEOMETRY = Geometry(48, 6, 4, 64)
 @QUICK
 @given(ANY, st.integers(1, 200), st.integers(0, 5))
 def test_prices_are_whole_grow_with_the_length_and_agree_with_the_cache(attention, length, layer):
-    one, more = (attention.price(GEOMETRY, layer, n) for n in (length, length + 1))
+    one, more = (attention.forward_flops(GEOMETRY, layer, n) for n in (length, length + 1))
     for part in ("projections", "mixing", "attention"):
         now, then = getattr(one, part), getattr(more, part)
         assert type(now) is int and now <= then
@@ -116,14 +116,14 @@ def test_the_papers_pairs_are_never_fewer_than_the_live_ones(attention, length, 
     """It counts full windows for every query, no causal half; one query of a window of one is the same in both."""
     if attention.kind in ("talking_heads", "diff"):
         return
-    live = attention.price(GEOMETRY, layer, length).attention / (4 * 48)
+    live = attention.forward_flops(GEOMETRY, layer, length).attention / (4 * 48)
     assert attention.asymptotic_pairs(GEOMETRY, layer, length) >= live
 
 
 def test_one_pseudo_head_costs_what_a_window_costs_plus_its_mixing():
     iha, local = spec("iha", pseudo_heads=1, window=9), spec("global_local", window=9)
     for layer in range(6):
-        ours, theirs = iha.price(GEOMETRY, layer, 40), local.price(GEOMETRY, layer, 40)
+        ours, theirs = iha.forward_flops(GEOMETRY, layer, 40), local.forward_flops(GEOMETRY, layer, 40)
         assert (ours.projections, ours.attention) == (theirs.projections, theirs.attention)
         assert (ours.mixing > theirs.mixing == 0) == (layer_type(layer, 5) == "local")
 
@@ -131,7 +131,7 @@ def test_one_pseudo_head_costs_what_a_window_costs_plus_its_mixing():
 def test_a_schedule_of_global_layers_only_is_mha():
     iha, mha = spec("iha", period=1), spec("global")
     for layer in range(6):
-        assert iha.price(GEOMETRY, layer, 40) == mha.price(GEOMETRY, layer, 40)
+        assert iha.forward_flops(GEOMETRY, layer, 40) == mha.forward_flops(GEOMETRY, layer, 40)
         assert iha.params(GEOMETRY, layer) == mha.params(GEOMETRY, layer)
         assert iha.cache_values(GEOMETRY, layer, 40) == mha.cache_values(GEOMETRY, layer, 40)
 
@@ -148,7 +148,7 @@ def test_a_spec_that_forgets_its_price_is_seen_at_once_and_not_counted_as_free()
         kind: str
         module = "nowhere:Nothing"
 
-    with pytest.raises(TypeError, match=r"abstract method '?price"):
+    with pytest.raises(TypeError, match=r"abstract method '?forward_flops"):
         Silent(kind="x")
 
 

@@ -131,11 +131,16 @@ def test_layers_without_softmax_are_products_of_their_matrices(pseudo_heads):
 
 def test_positions_may_be_none_one_per_token_or_one_per_virtual_token():
     none, shared, virtual = (frame(4, 6, 2, positions).rotations for positions in ("none", "shared", "virtual"))
-    assert torch.equal(none[2][0], torch.ones(1, 6)) and not none[2][1].any()
+    assert torch.equal(none[2, "virtual"][0], torch.ones(1, 6)) and not none[2, "virtual"][1].any()
     assert all(
-        torch.equal(shared[2][i][0::2], shared[1][i]) and torch.equal(shared[2][i][1::2], shared[1][i]) for i in (0, 1)
+        torch.equal(shared[2, "virtual"][i][0::2], shared[1, "virtual"][i])
+        and torch.equal(shared[2, "virtual"][i][1::2], shared[1, "virtual"][i])
+        for i in (0, 1)
     )
-    assert all(torch.equal(virtual[2][i][0::2], frame(7, 6, 1, "virtual").rotations[1][i][::2]) for i in (0, 1))
+    assert all(
+        torch.equal(virtual[2, "virtual"][i][0::2], frame(7, 6, 1, "virtual").rotations[1, "virtual"][i][::2])
+        for i in (0, 1)
+    )
 
 
 def test_a_causal_layer_of_the_theory_is_causal_and_an_open_one_is_not():

@@ -13,7 +13,7 @@ from iha.config.load import load_config, parse_config
 from iha.config.schema import Config, RuntimeConfig
 from iha.config.yaml import dump_yaml, load_yaml, parse_value
 from iha.errors import ConfigError
-from iha.variants.base import AttentionSpec, Geometry, LayerPrice
+from iha.variants.base import AttentionSpec, Geometry, LayerFlops
 
 
 @pytest.fixture
@@ -211,8 +211,8 @@ class Odd(AttentionSpec):
     gain: int = Field(4, multiple_of=4)
     label: str = Field("ab", min_length=2)
 
-    def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
-        return LayerPrice(0, 0, 0)
+    def forward_flops(self, geometry: Geometry, layer: int, seq_len: int) -> LayerFlops:
+        return LayerFlops(0, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def attention_ratio(attention, n_layers: int) -> float:
     """Attention FLOPs of a schedule over as many layers of causal MHA, at 8,192 tokens."""
     geometry = Geometry(2560, n_layers, 20, 8192)
     mha = spec("global")
-    ours = sum(attention.price(geometry, layer, 8192).attention for layer in range(n_layers))
-    return ours / sum(mha.price(geometry, layer, 8192).attention for layer in range(n_layers))
+    ours = sum(attention.forward_flops(geometry, layer, 8192).attention for layer in range(n_layers))
+    return ours / sum(mha.forward_flops(geometry, layer, 8192).attention for layer in range(n_layers))
 
 
 def test_trn_12_parameters_and_flops():
@@ -111,7 +111,7 @@ def dense_forward(model: PricedModel, seq_len: int) -> Fraction:
         live = live_pairs(seq_len * p, window and window * p)
         if isinstance(attention, IhaSpec) and attention.mask == "token":
             live = p * p * live_pairs(seq_len, window)
-        per_pair = Fraction(attention.price(model.geometry, layer, seq_len).attention, live)
+        per_pair = Fraction(attention.forward_flops(model.geometry, layer, seq_len).attention, live)
         total += per_pair * ((seq_len * p) ** 2 - live)
     return total
 
@@ -229,15 +229,15 @@ def test_the_cache_holds_what_the_ledger_says():
 
 TOY = """
 from typing import ClassVar
-from iha.variants.base import AttentionSpec, LayerPrice
+from iha.variants.base import AttentionSpec, LayerFlops
 
 class HalfSpec(AttentionSpec):
     kind: str
     module: ClassVar[str] = "toyattention:Half"
     strength: int = 3
 
-    def price(self, geometry, layer, seq_len):
-        return LayerPrice(projections=8 * geometry.hidden_dim**2 * seq_len, mixing=self.strength, attention=seq_len)
+    def forward_flops(self, geometry, layer, seq_len):
+        return LayerFlops(projections=8 * geometry.hidden_dim**2 * seq_len, mixing=self.strength, attention=seq_len)
 
 class Unpriced(AttentionSpec):
     kind: str

@@ -17,7 +17,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 from iha.artifacts.fingerprint import find_module
 from iha.config.base import Frozen, Name, Positive, Rate, Reruns
 from iha.config.studies import SeparationConfig, SyntheticConfig
-from iha.variants.base import AttentionSpec, Geometry, known_kinds, spec_class
+from iha.variants.base import AttentionSpec, Geometry, check_variant, known_kinds, spec_class
 
 TrainStage = Literal["pretrain", "extend", "sft"]
 SPLITS: tuple[TrainStage, ...] = ("pretrain", "extend", "sft")
@@ -680,7 +680,7 @@ class Config(Frozen):
             yield f"seeds is {list(self.seeds)}; allowed: each seed once"
         lengths = [recipe.seq_len for recipe in (self.pretrain, self.extend, self.sft)]
         for v in self.variants:
-            found = v.attention.problems(self.geometry) or v.attention.bad_numbers(self.geometry, lengths)
+            found = check_variant(v.attention, self.geometry, lengths)
             yield from (f"variants.{v.name}.attention.{p}" for p in found)
 
     def _length_problems(self) -> Iterator[str]:

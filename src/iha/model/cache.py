@@ -13,12 +13,13 @@ class LayerCache:
 
     `keep`: entries still visible to the next token; None: all. A local layer's buffer has a quarter of `keep` as slack
     and is compacted when full, so that what is kept is always one contiguous slice and a step costs O(1). `dtype`:
-    type to hold them in; None: as they come.
+    type to hold them in; None: as they come. `length`: entries appended so far, those dropped since included.
     """
 
     def __init__(self, keep: int | None, dtype: torch.dtype | None = None) -> None:
         self.keep = keep
         self.dtype = dtype
+        self.length = 0
         self._start = 0
         self._stop = 0
         self._k: Tensor | None = None
@@ -44,6 +45,7 @@ class LayerCache:
         if self.dtype is not None:
             k, v = k.to(self.dtype), v.to(self.dtype)
         new = k.shape[2]
+        self.length += new
         if self._k is None or self._v is None:
             self._store(k, v)
             return k, v
@@ -66,6 +68,7 @@ class LayerCache:
         chosen = type(self)(self.keep, self.dtype)
         if self._k is not None and self._v is not None:
             chosen._store(*(self._live(x).index_select(0, rows) for x in (self._k, self._v)))
+            chosen.length = self.length
         return chosen
 
     def join(self, others: Sequence[LayerCache]) -> LayerCache:
@@ -75,6 +78,7 @@ class LayerCache:
             ValueError: one of them is empty.
         """
         joined = type(self)(self.keep, self.dtype)
+        joined.length = max(part.length for part in (self, *others))
         joined._stop = max(part.entries for part in (self, *others))
         room = self._room(joined._stop)
         joined._k, joined._v = (

@@ -67,7 +67,7 @@ class PricedModel:
     def forward(self, seq_len: int) -> ForwardFlops:
         """Forward FLOPs over one sequence of `seq_len` tokens, with logits at every position."""
         m = self.model
-        prices = [self.attention.price(self.geometry, layer, seq_len) for layer in range(m.n_layers)]
+        prices = [self.attention.forward_flops(self.geometry, layer, seq_len) for layer in range(m.n_layers)]
         return ForwardFlops(
             projections=sum(p.projections for p in prices),
             mixing=sum(p.mixing for p in prices),

@@ -1,6 +1,6 @@
 """What an attention variant is and what it costs. Free of torch, so that the DAG is planned without starting it.
 
-A variant is a frozen `AttentionSpec`: its parameters, its price, and (by import string) the module that computes it.
+A variant is a frozen `AttentionSpec`: its settings, its parameters and FLOPs, and (by import string) the module.
 Kinds register themselves by subclassing; a kind of the form ``package.module:Class`` is imported on demand, which is
 how a variant outside this package is named in a config.
 """
@@ -23,10 +23,13 @@ _KINDS: dict[str, type[AttentionSpec]] = {}
 
 LayerType = Literal["global", "local"]
 
+#: RoPE position of token n's p-th virtual token: virtual n P + p, scaled n + p / P, shared n.
+PositionKind = Literal["virtual", "scaled", "shared"]
+
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes a variant is built for and priced at.
+    """The sizes a variant is built for and counted at.
 
     `pretrain_len` is the pretraining context in tokens: windows are derived from it and stay absolute when the
     context is extended (spec 4.3, U16).
@@ -44,8 +47,8 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class LayerPrice:
-    """Forward FLOPs of one attention layer over one sequence (2 per multiply-add), split by what they buy.
+class LayerFlops:
+    """Forward FLOPs of one attention layer over one sequence (2 per multiply-add), by purpose.
 
     `projections`: Q, K, V, O. `mixing`: what else is paid per token (pseudo-head mixing and collapse). `attention`:
     everything paid per live (query, key) pair (scores, value products, talking-heads mixes). Elementwise work (norms,
@@ -70,7 +73,7 @@ def layer_type(layer: int, period: int) -> LayerType:
 
 
 class AttentionSpec(BaseModel):
-    """Parameters and price of one attention variant; subclass it once per kind."""
+    """Settings, parameters and FLOPs of one attention variant; subclass it once per kind."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -96,7 +99,7 @@ class AttentionSpec(BaseModel):
         return 4 * geometry.hidden_dim**2
 
     @abstractmethod
-    def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
+    def forward_flops(self, geometry: Geometry, layer: int, seq_len: int) -> LayerFlops:
         """Forward FLOPs of this layer's attention over one sequence of `seq_len` tokens."""
 
     def asymptotic_pairs(self, geometry: Geometry, layer: int, seq_len: int) -> int:
@@ -113,37 +116,42 @@ class AttentionSpec(BaseModel):
         module: Callable[..., Any] = resolve(self.module)
         return module
 
-    def bad_numbers(self, geometry: Geometry, lengths: Iterable[int]) -> Iterator[str]:
-        """What the ledger cannot reckon with: windows, parameters and prices that are no whole numbers, or too small.
 
-        Asked of every layer at sequences of `lengths` tokens; one line for each member, for the first layer it is wrong
-        in. Not to be overridden.
-        """
-        wrong: dict[str, str] = {}
-        try:
-            for member, at, value, least in self._numbers(geometry, sorted(set(lengths))):
-                if type(value) is not int or value < least:
-                    wrong.setdefault(member, f"{member}{at} is {value!r}; allowed: a whole number, {least} or more.")
-        except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            wrong["raised"] = f"raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})."
-        where = f"Change it in class {type(self).__module__}:{type(self).__qualname__}"
-        yield from (f"{text} {where}" for text in wrong.values())
+def check_variant(spec: AttentionSpec, geometry: Geometry, lengths: Iterable[int]) -> list[str]:
+    """Why a variant cannot be built or counted at `geometry`; empty: it can. Free of torch.
 
-    def _numbers(self, geometry: Geometry, lengths: list[int]) -> Iterator[tuple[str, str, Any, int]]:
-        """Member, where it was asked, its value and the least allowed, for every layer and length."""
-        for layer in range(geometry.n_layers):
-            if (window := self.window_at(geometry, layer)) is not None:
-                yield "window_at", f"(layer {layer})", window, 1
-            yield "params", f"(layer {layer})", self.params(geometry, layer), 0
-            for length in lengths:
-                at = f"(layer {layer}, {length} tokens)"
-                price = self.price(geometry, layer, length)
-                if not isinstance(price, LayerPrice):
-                    raise TypeError(f"price{at} is {price!r}, no LayerPrice")
-                yield from ((f"price.{name}", at, value, 0) for name, value in vars(price).items())
-                yield "asymptotic_pairs", at, self.asymptotic_pairs(geometry, layer, length), 0
-                yield "cache_values", at, self.cache_values(geometry, layer, length), 0
+    First what the spec itself reports. Then its numbers: windows, parameters and FLOPs of every layer at sequences of
+    `lengths` tokens must be whole numbers, not too small; one line for each member, for the first layer it is wrong in.
+    `iha.model.transformer.check_shapes` runs the layers.
+    """
+    if problems := spec.problems(geometry):
+        return problems
+    wrong: dict[str, str] = {}
+    try:
+        for member, at, value, least in _numbers(spec, geometry, sorted(set(lengths))):
+            if type(value) is not int or value < least:
+                wrong.setdefault(member, f"{member}{at} is {value!r}; allowed: a whole number, {least} or more.")
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        wrong["raised"] = f"raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno})."
+    where = f"Change it in class {type(spec).__module__}:{type(spec).__qualname__}"
+    return [f"{text} {where}" for text in wrong.values()]
+
+
+def _numbers(spec: AttentionSpec, geometry: Geometry, lengths: list[int]) -> Iterator[tuple[str, str, Any, int]]:
+    """Member, its arguments, its value and the least allowed, for every layer and length."""
+    for layer in range(geometry.n_layers):
+        if (window := spec.window_at(geometry, layer)) is not None:
+            yield "window_at", f"(layer {layer})", window, 1
+        yield "params", f"(layer {layer})", spec.params(geometry, layer), 0
+        for length in lengths:
+            at = f"(layer {layer}, {length} tokens)"
+            flops = spec.forward_flops(geometry, layer, length)
+            if not isinstance(flops, LayerFlops):
+                raise TypeError(f"forward_flops{at} is {flops!r}, not a LayerFlops")
+            yield from ((f"forward_flops.{name}", at, value, 0) for name, value in vars(flops).items())
+            yield "asymptotic_pairs", at, spec.asymptotic_pairs(geometry, layer, length), 0
+            yield "cache_values", at, spec.cache_values(geometry, layer, length), 0
 
 
 def resolve(path: str) -> Any:

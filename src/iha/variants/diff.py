@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from iha.variants.base import AttentionSpec, Geometry, LayerPrice, live_pairs
+from iha.variants.base import AttentionSpec, Geometry, LayerFlops, live_pairs
 
 
 class DiffSpec(AttentionSpec):
@@ -23,11 +23,11 @@ class DiffSpec(AttentionSpec):
         """Projections, four lambda vectors of width d and the head norm of width 2d."""
         return 4 * geometry.hidden_dim**2 + 6 * geometry.head_dim
 
-    def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
+    def forward_flops(self, geometry: Geometry, layer: int, seq_len: int) -> LayerFlops:
         """Per live pair and each of H/2 heads: two score products of d, two value products of 2d; 1.5 x global.
 
         This is what flash kernels compute. Subtracting the maps before the value product would cost 1.0 x, but needs
         both maps in memory.
         """
         d_model = geometry.hidden_dim
-        return LayerPrice(projections=8 * d_model**2 * seq_len, mixing=0, attention=6 * d_model * live_pairs(seq_len))
+        return LayerFlops(projections=8 * d_model**2 * seq_len, mixing=0, attention=6 * d_model * live_pairs(seq_len))

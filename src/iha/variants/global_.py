@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from iha.variants.base import AttentionSpec, Geometry, LayerPrice, live_pairs
+from iha.variants.base import AttentionSpec, Geometry, LayerFlops, live_pairs
 
 
 class GlobalSpec(AttentionSpec):
@@ -13,7 +13,7 @@ class GlobalSpec(AttentionSpec):
     kind: Literal["global"]
     module: ClassVar[str] = "iha.model.attention.mha:MultiHeadAttention"
 
-    def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
+    def forward_flops(self, geometry: Geometry, layer: int, seq_len: int) -> LayerFlops:
         """Four D x D projections; 4d FLOPs per live pair and head."""
         d_model = geometry.hidden_dim
-        return LayerPrice(projections=8 * d_model**2 * seq_len, mixing=0, attention=4 * d_model * live_pairs(seq_len))
+        return LayerFlops(projections=8 * d_model**2 * seq_len, mixing=0, attention=4 * d_model * live_pairs(seq_len))

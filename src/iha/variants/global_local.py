@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from iha.variants.base import AttentionSpec, Geometry, LayerPrice, layer_type, live_pairs
+from iha.variants.base import AttentionSpec, Geometry, LayerFlops, layer_type, live_pairs
 
 
 class GlobalLocalSpec(AttentionSpec):
@@ -16,7 +16,7 @@ class GlobalLocalSpec(AttentionSpec):
     """
 
     kind: Literal["global_local"]
-    module: ClassVar[str] = "iha.model.attention.mha:MultiHeadAttention"
+    module: ClassVar[str] = "iha.model.attention.mha:SlidingWindowAttention"
 
     window: int | None = None
     period: int = 5
@@ -40,8 +40,8 @@ class GlobalLocalSpec(AttentionSpec):
             return None
         return geometry.pretrain_len // 16 if self.window is None else self.window
 
-    def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
+    def forward_flops(self, geometry: Geometry, layer: int, seq_len: int) -> LayerFlops:
         """Four D x D projections; 4d FLOPs per live pair and head, the window's pairs only in a local layer."""
         d_model = geometry.hidden_dim
         pairs = live_pairs(seq_len, self.window_at(geometry, layer))
-        return LayerPrice(projections=8 * d_model**2 * seq_len, mixing=0, attention=4 * d_model * pairs)
+        return LayerFlops(projections=8 * d_model**2 * seq_len, mixing=0, attention=4 * d_model * pairs)

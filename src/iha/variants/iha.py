@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from iha.variants.base import AttentionSpec, Geometry, LayerPrice, layer_type, live_pairs
+from iha.variants.base import AttentionSpec, Geometry, LayerFlops, layer_type, live_pairs
 
 
 class IhaSpec(AttentionSpec):
@@ -66,16 +66,16 @@ class IhaSpec(AttentionSpec):
         extra = 3 * heads * heads * p + collapse if self.interleaves(layer) else 0
         return 4 * geometry.hidden_dim**2 + extra
 
-    def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
+    def forward_flops(self, geometry: Geometry, layer: int, seq_len: int) -> LayerFlops:
         """Projections; mixing 8 H^2 P d per token; 4d FLOPs per live pair of virtual tokens and head (spec 3)."""
         d_model, heads, p = geometry.hidden_dim, geometry.n_heads, self.pseudo_heads
         window = self.window_at(geometry, layer)
         projections = 8 * d_model**2 * seq_len
         if not self.interleaves(layer):
-            return LayerPrice(projections, mixing=0, attention=4 * d_model * live_pairs(seq_len, window))
+            return LayerFlops(projections, mixing=0, attention=4 * d_model * live_pairs(seq_len, window))
         collapse = 2 * heads * p * d_model if self.collapse == "global" else 2 * p * d_model
         mixing = (6 * heads * p * d_model + collapse) * seq_len
-        return LayerPrice(projections, mixing, attention=4 * d_model * self._virtual_pairs(seq_len, window))
+        return LayerFlops(projections, mixing, attention=4 * d_model * self._virtual_pairs(seq_len, window))
 
     def _virtual_pairs(self, seq_len: int, window: int | None) -> int:
         p = self.pseudo_heads

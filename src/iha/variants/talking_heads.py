@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from iha.variants.base import AttentionSpec, Geometry, LayerPrice, live_pairs
+from iha.variants.base import AttentionSpec, Geometry, LayerFlops, live_pairs
 
 
 class TalkingHeadsSpec(AttentionSpec):
@@ -17,8 +17,8 @@ class TalkingHeadsSpec(AttentionSpec):
         """Projections and the two H x H mixes."""
         return 4 * geometry.hidden_dim**2 + 2 * geometry.n_heads**2
 
-    def price(self, geometry: Geometry, layer: int, seq_len: int) -> LayerPrice:
+    def forward_flops(self, geometry: Geometry, layer: int, seq_len: int) -> LayerFlops:
         """4d FLOPs per live pair and head plus two H x H products per live pair: H/d above global attention."""
         d_model, pairs = geometry.hidden_dim, live_pairs(seq_len)
         per_pair = 4 * d_model + 4 * geometry.n_heads**2
-        return LayerPrice(projections=8 * d_model**2 * seq_len, mixing=0, attention=per_pair * pairs)
+        return LayerFlops(projections=8 * d_model**2 * seq_len, mixing=0, attention=per_pair * pairs)

@@ -1,6 +1,6 @@
-"""The attention variants as torch modules; their parameters and prices are in `iha.variants`."""
+"""The attention variants as torch modules; their settings and FLOPs are in `iha.variants`."""
 
 from iha.model.attention.base import Attention, build_attention
-from iha.model.attention.context import Frame
+from iha.model.attention.context import ForwardContext
 
-__all__ = ["Attention", "Frame", "build_attention"]
+__all__ = ["Attention", "ForwardContext", "build_attention"]

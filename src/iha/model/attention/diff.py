@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from iha.model.attention.base import Attention
-from iha.model.attention.context import Frame
+from iha.model.attention.context import ForwardContext
 from iha.model.cache import LayerCache
-from iha.model.rope import rotate
 from iha.variants.base import Geometry
-from iha.variants.diff import DiffSpec
 
 #: Standard deviation of the lambda vectors at the start, and epsilon of the head norm (unilm).
 LAMBDA_STD = 0.1
@@ -25,23 +24,37 @@ def lambda_init(layer: int) -> float:
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
 
-class DifferentialAttention(Attention[DiffSpec]):
+class DifferentialAttention(Attention):
     """H/2 heads; each has two query/key sub-heads of width d, adjacent in the projection, and one value of width 2d.
 
     Both maps go through one kernel call: d is padded to 2d inside the kernel, with the scale of d.
+
+    Args:
+        dim: model width D.
+        n_heads: H, an even number.
+        depth: the layer's index in its model, counted from 0, which sets where lambda starts.
+        options: `window`, `rope_theta` and `backend` of `Attention`.
     """
 
-    def __init__(self, spec: DiffSpec, geometry: Geometry, layer: int, backend: str = "auto") -> None:
-        super().__init__(spec, geometry, layer, backend)
+    def __init__(self, dim: int, n_heads: int, *, depth: int = 0, **options: Any) -> None:
+        if n_heads % 2:
+            raise ValueError(f"n_heads is {n_heads}; allowed: an even number, since heads are paired")
+        super().__init__(dim, n_heads, **options)
         d = self.head_dim
-        self.lambda_init = lambda_init(layer)
+        self.lambda_init = lambda_init(depth)
         self.lambda_q1 = nn.Parameter(torch.empty(d))
         self.lambda_k1 = nn.Parameter(torch.empty(d))
         self.lambda_q2 = nn.Parameter(torch.empty(d))
         self.lambda_k2 = nn.Parameter(torch.empty(d))
         self.head_norm = nn.Parameter(torch.empty(2 * d))
+        self.reset_parameters()
 
-    def initial(self, name: str, generator: torch.Generator) -> Tensor | None:
+    @classmethod
+    def from_spec(cls, spec: Any, geometry: Geometry, layer: int, **options: Any) -> Attention:
+        """lambda starts by depth."""
+        return super().from_spec(spec, geometry, layer, depth=layer, **options)
+
+    def init_parameter(self, name: str, generator: torch.Generator | None) -> Tensor | None:
         """Lambda vectors N(0, 0.1^2); the norm, shared by the heads, at one."""
         if name.startswith("lambda_"):
             return torch.randn(self.head_dim, generator=generator) * LAMBDA_STD
@@ -53,14 +66,14 @@ class DifferentialAttention(Attention[DiffSpec]):
         plus, minus = (_wide(q).mul(_wide(k)).sum().exp() for q, k in pairs)
         return plus - minus + self.lambda_init
 
-    def forward(self, x: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:
+    def compute(self, x: Tensor, context: ForwardContext, cache: LayerCache | None) -> Tensor:
         """Attention of x (B, N, D)."""
         d = self.head_dim
-        qk, v = torch.split(self.qkv(x), [2 * self.heads * d, self.heads * d], dim=-1)
-        q, k = rotate(self.heads_of(qk), frame.rotations[1]).chunk(2, dim=2)
-        maps = self.attend(q, k, self.heads_of(v, 2 * d), frame, cache)
+        qk, v = torch.split(self.qkv(x), [2 * self.n_heads * d, self.n_heads * d], dim=-1)
+        q, k = self.rotate(self.split_heads(qk), context).chunk(2, dim=2)
+        maps = self.attend(q, k, self.split_heads(v, 2 * d), context, cache)
         difference = maps[:, :, 0::2] - self.weight().to(maps.dtype) * maps[:, :, 1::2]
-        return self.project(self.normalise(difference), x)
+        return self.project_out(self.normalise(difference), x)
 
     def normalise(self, heads: Tensor) -> Tensor:
         """RMSNorm of each head (B, N, H/2, 2d), then times 1 - lambda_init."""

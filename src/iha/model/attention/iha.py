@@ -25,17 +25,16 @@ Shapes are part of the names::
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from iha.model.attention.base import Attention
-from iha.model.attention.context import Frame
+from iha.model.attention.context import ForwardContext
 from iha.model.attention.mha import MultiHeadAttention
 from iha.model.cache import LayerCache
-from iha.model.rope import rotate
-from iha.variants.base import AttentionSpec, Geometry
+from iha.variants.base import Geometry, PositionKind
 from iha.variants.iha import IhaSpec
 
 
@@ -108,49 +107,112 @@ def _combine(matrix: Tensor, x: Tensor) -> Tensor:
     return mixed.view(batch, length, -1, d)
 
 
-class InterleavedHeadAttention(Attention[IhaSpec]):
-    """One interleaved layer: `alpha_q`, `alpha_k`, `alpha_v` (P, H, H) and `collapse` (H, P, H), or (P, H) per head."""
+class InterleavedHeadAttention(Attention):
+    """Causal Interleaved Head Attention, one layer.
 
-    def __init__(self, spec: IhaSpec, geometry: Geometry, layer: int, backend: str = "auto") -> None:
-        super().__init__(spec, geometry, layer, backend)
-        p, heads = spec.pseudo_heads, geometry.n_heads
-        self.per_token = p
-        self.token_causal = spec.mask == "token"
-        self.noise_std = spec.noise_std
-        self.alpha_q = nn.Parameter(torch.empty(p, heads, heads))
-        self.alpha_k = nn.Parameter(torch.empty(p, heads, heads))
-        self.alpha_v = nn.Parameter(torch.empty(p, heads, heads))
-        shape = (heads, p, heads) if spec.collapse == "global" else (p, heads)
-        self.collapse = nn.Parameter(torch.empty(shape))
+    Args:
+        dim: model width D.
+        n_heads: heads H.
+        pseudo_heads: P, pseudo-queries, -keys and -values per head.
+        window: tokens that a query sees, itself included (W; the kernel sees W P virtual tokens). None: all, at P^2
+            times the cost of MHA. "auto": the paper's N / (2 P^2), at which a layer costs half of a global MHA layer
+            with N x N pairs; N is `seq_len`.
+        mask: flat is causal over virtual tokens, as in the paper; token lets a query see all P keys of its own token.
+        collapse: R over all H P outputs of a token, or per_head over the P of its own head.
+        positions: RoPE of token n's p-th virtual token: virtual n P + p, as in the paper; scaled n + p / P; shared n.
+        noise_std: noise around the identity at the start.
+        seq_len: context N that window "auto" is derived from.
+        rope_theta: base of the rotary frequencies, not rescaled by P.
+        backend: attention kernel, as of `Attention`.
+
+    Parameters: `qkv.weight` (3 D, D), `out.weight` (D, D), `alpha_q`, `alpha_k`, `alpha_v` (P, H, H) and `collapse`
+    (H, P, H), or (P, H) per head: 4 H^2 P more than MHA. Keep the last four in fp32; they are cast where they are used.
+
+    Raises:
+        ValueError: sizes that do not fit, or a window "auto" that is not a whole number.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        *,
+        pseudo_heads: int = 2,
+        window: int | Literal["auto"] | None = None,
+        mask: Literal["flat", "token"] = "flat",
+        collapse: Literal["global", "per_head"] = "global",
+        positions: PositionKind = "virtual",
+        noise_std: float = 0.02,
+        seq_len: int | None = None,
+        **options: Any,
+    ) -> None:
+        if pseudo_heads < 1:
+            raise ValueError(f"pseudo_heads is {pseudo_heads}; allowed: 1 or more")
+        if window == "auto":
+            window = auto_window(seq_len, pseudo_heads)
+        super().__init__(dim, n_heads, window=window, **options)
+        p, h = pseudo_heads, n_heads
+        self.n_pseudo = p
+        self.token_causal = mask == "token"
+        self.positions = positions
+        self.noise_std = noise_std
+        self.alpha_q = nn.Parameter(torch.empty(p, h, h))
+        self.alpha_k = nn.Parameter(torch.empty(p, h, h))
+        self.alpha_v = nn.Parameter(torch.empty(p, h, h))
+        self.collapse = nn.Parameter(torch.empty((h, p, h) if collapse == "global" else (p, h)))
+        self.reset_parameters()
 
     @classmethod
-    def for_layer(cls, spec: IhaSpec, geometry: Geometry, layer: int, backend: str) -> Attention[IhaSpec]:
+    def from_spec(cls, spec: IhaSpec, geometry: Geometry, layer: int, **options: Any) -> Attention:
         """A global layer is plain MHA, unless the spec asks for global IHA (spec 2.5, D11)."""
-        if spec.interleaves(layer):
-            return cls(spec, geometry, layer, backend)
-        return cast(Attention[IhaSpec], MultiHeadAttention(cast(AttentionSpec, spec), geometry, layer, backend))
+        if not spec.interleaves(layer):
+            return MultiHeadAttention.from_spec(spec, geometry, layer, **options)
+        own = {
+            "pseudo_heads": spec.pseudo_heads,
+            "mask": spec.mask,
+            "collapse": spec.collapse,
+            "noise_std": spec.noise_std,
+        }
+        return super().from_spec(spec, geometry, layer, **own, **options)
 
-    def initial(self, name: str, generator: torch.Generator) -> Tensor | None:
+    def init_parameter(self, name: str, generator: torch.Generator | None) -> Tensor | None:
         """Identity plus noise; the collapse takes the mean of its own head's pseudo-outputs plus noise (spec 2.7)."""
-        p, eye = self.per_token, torch.eye(self.heads)
+        p, eye = self.n_pseudo, torch.eye(self.n_heads)
         if name.startswith("alpha_"):
-            return eye + self.noise_std * torch.randn(p, self.heads, self.heads, generator=generator)
+            return self._noisy(eye.expand(p, -1, -1), generator)
         if name != "collapse":
             return None
-        own = torch.ones(p, self.heads) if self.collapse.dim() == 2 else eye[:, None, :].expand(-1, p, -1)
-        return (own + self.noise_std * torch.randn(own.shape, generator=generator)) / p
+        own = torch.ones(p, self.n_heads) if self.collapse.dim() == 2 else eye[:, None, :].expand(-1, p, -1)
+        return self._noisy(own, generator) / p
 
-    def forward(self, x: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:
-        """Attention of x (B, N, D)."""
-        q, k, v = self.heads_of(self.qkv(x)).chunk(3, dim=2)
-        rotation = frame.rotations[self.per_token]
-        heads = interleaved_attention(
-            q,
-            k,
-            v,
+    def _noisy(self, start: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draws nothing without noise, so that a layer that is set by hand leaves random streams alone."""
+        if not self.noise_std:
+            return start
+        return start + self.noise_std * torch.randn(start.shape, generator=generator)
+
+    def compute(self, x: Tensor, context: ForwardContext, cache: LayerCache | None) -> Tensor:
+        """Attention of x (B, N, D): step 1, the steps of `interleaved_attention`, W_O."""
+        q_BNHd, k_BNHd, v_BNHd = self.split_heads(self.qkv(x)).chunk(3, dim=2)
+        heads_BNHd = interleaved_attention(
+            q_BNHd,
+            k_BNHd,
+            v_BNHd,
             (self.alpha_q, self.alpha_k, self.alpha_v),
             self.collapse,
-            attend=lambda q, k, v: self.attend(q, k, v, frame, cache),
-            rotate=lambda x: rotate(x, rotation),
+            rotate=lambda x_BMHd: self.rotate(x_BMHd, context),
+            attend=lambda q_BMHd, k_BMHd, v_BMHd: self.attend(q_BMHd, k_BMHd, v_BMHd, context, cache),
         )
-        return self.project(heads, x)
+        return self.project_out(heads_BNHd, x)
+
+
+def auto_window(seq_len: int | None, pseudo_heads: int) -> int:
+    """N / (2 P^2) tokens: W P virtual keys for N P virtual queries are N^2 / 2 pairs (spec 2.5).
+
+    Raises:
+        ValueError: no `seq_len`, or one that 2 P^2 does not divide.
+    """
+    whole = 2 * pseudo_heads**2
+    if seq_len is None or seq_len < 1 or seq_len % whole:
+        raise ValueError(f"window is 'auto' with seq_len {seq_len}; allowed: a multiple of 2 P^2 = {whole}")
+    return seq_len // whole

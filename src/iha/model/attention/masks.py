@@ -20,7 +20,7 @@ class Mask:
 
     `window`: keys a query sees, itself included (a flash kernel's window_size is (window - 1, 0): ATT-01); None: all.
     `group`: 1 for flat causality; P for token causality, where a query sees every pseudo-key of its own token and the
-    window counts whole tokens (spec 2.4). `per_token`: virtual tokens per token. `first`: index in tokens of the first
+    window counts whole tokens (spec 2.4). `n_pseudo`: virtual tokens per token. `first`: index in tokens of the first
     key, counted from the start of the sequence, pads included. `pad` (B,): left-pad tokens of each row. `documents`
     (B, tokens of the keys): only keys of the query's own document are seen (PCK-01). `memo`: what kernels have made of
     this mask, for the next layer that uses it.
@@ -30,7 +30,7 @@ class Mask:
     n_keys: int
     window: int | None = None
     group: int = 1
-    per_token: int = 1
+    n_pseudo: int = 1
     first: int = 0
     pad: Tensor | None = None
     documents: Tensor | None = None
@@ -79,11 +79,11 @@ class Mask:
         k = torch.arange(low, high, device=device)[None, :]
         seen = self._causal(q, k)[None, None]
         if self.pad is not None:
-            real = k // self.per_token + self.first >= self.pad[:, None, None]
+            real = k // self.n_pseudo + self.first >= self.pad[:, None, None]
             seen = seen & (real | (q == k))[:, None]
         if self.documents is not None:
-            of_q = self.documents[:, q[:, 0] // self.per_token]
-            of_k = self.documents[:, k[0] // self.per_token]
+            of_q = self.documents[:, q[:, 0] // self.n_pseudo]
+            of_k = self.documents[:, k[0] // self.n_pseudo]
             seen = seen & (of_q[:, None, :, None] == of_k[:, None, None, :])
         return seen
 

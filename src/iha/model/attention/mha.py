@@ -1,23 +1,38 @@
-"""Multi-head attention with RoPE: the global baseline, and with a window the local layers (spec 10.1, 10.2)."""
+"""Multi-head attention with RoPE: the global baseline, and the windowed layers of Global+Local (spec 10.1, 10.2)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from iha.model.attention.base import Attention
-from iha.model.attention.context import Frame
+from iha.model.attention.context import ForwardContext
 from iha.model.cache import LayerCache
-from iha.model.rope import rotate
-from iha.variants.base import AttentionSpec
+from iha.variants.base import Geometry
 
 
-class MultiHeadAttention(Attention[AttentionSpec]):
-    """Causal MHA; local where the spec gives the layer a window."""
+class MultiHeadAttention(Attention):
+    """Causal multi-head attention (MHA)."""
 
-    def forward(self, x: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:
+    def compute(self, x: Tensor, context: ForwardContext, cache: LayerCache | None) -> Tensor:
         """Attention of x (B, N, D)."""
-        qkv = self.heads_of(self.qkv(x))
-        qk, v = torch.split(qkv, [2 * self.heads, self.heads], dim=2)
-        q, k = rotate(qk, frame.rotations[1]).chunk(2, dim=2)
-        return self.project(self.attend(q, k, v, frame, cache), x)
+        qkv = self.split_heads(self.qkv(x))
+        qk, v = torch.split(qkv, [2 * self.n_heads, self.n_heads], dim=2)
+        q, k = self.rotate(qk, context).chunk(2, dim=2)
+        return self.project_out(self.attend(q, k, v, context, cache), x)
+
+
+class SlidingWindowAttention(MultiHeadAttention):
+    """Causal MHA over the last `window` tokens, the current one included."""
+
+    def __init__(self, dim: int, n_heads: int, *, window: int, **options: Any) -> None:
+        super().__init__(dim, n_heads, window=window, **options)
+
+    @classmethod
+    def from_spec(cls, spec: Any, geometry: Geometry, layer: int, **options: Any) -> Attention:
+        """Every `period`-th layer is global."""
+        if spec.window_at(geometry, layer) is None:
+            return MultiHeadAttention.from_spec(spec, geometry, layer, **options)
+        return super().from_spec(spec, geometry, layer, **options)

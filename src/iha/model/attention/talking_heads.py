@@ -6,17 +6,16 @@ so that one step needs O(chunk x N x H) memory; long sequences recompute each ch
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from iha.model.attention.base import Attention
-from iha.model.attention.context import Frame
+from iha.model.attention.context import ForwardContext
 from iha.model.attention.masks import Mask
 from iha.model.cache import LayerCache
-from iha.model.rope import rotate
-from iha.variants.base import Geometry
-from iha.variants.talking_heads import TalkingHeadsSpec
 
 #: Queries per chunk; up to WHOLE queries are not worth cutting; from RECOMPUTE_FROM keys on, chunks are recomputed
 #: rather than kept for the backward pass.
@@ -27,29 +26,30 @@ RECOMPUTE_FROM = 2048
 BY_ROW_FROM = 1 << 18
 
 
-class TalkingHeadsAttention(Attention[TalkingHeadsSpec]):
+class TalkingHeadsAttention(Attention):
     """Causal MHA with `pre_mix` (target, source) on the logits and `post_mix` (target, source) on the weights."""
 
-    def __init__(self, spec: TalkingHeadsSpec, geometry: Geometry, layer: int, backend: str = "auto") -> None:
-        super().__init__(spec, geometry, layer, backend)
-        self.pre_mix = nn.Parameter(torch.empty(self.heads, self.heads))
-        self.post_mix = nn.Parameter(torch.empty(self.heads, self.heads))
+    def __init__(self, dim: int, n_heads: int, **options: Any) -> None:
+        super().__init__(dim, n_heads, **options)
+        self.pre_mix = nn.Parameter(torch.empty(n_heads, n_heads))
+        self.post_mix = nn.Parameter(torch.empty(n_heads, n_heads))
+        self.reset_parameters()
 
-    def initial(self, name: str, generator: torch.Generator) -> Tensor | None:
+    def init_parameter(self, name: str, generator: torch.Generator | None) -> Tensor | None:
         """Both mixes start as the identity (spec U15): the layer starts as MHA."""
-        return torch.eye(self.heads) if name in ("pre_mix", "post_mix") else None
+        return torch.eye(self.n_heads) if name in ("pre_mix", "post_mix") else None
 
-    def forward(self, x: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:
+    def compute(self, x: Tensor, context: ForwardContext, cache: LayerCache | None) -> Tensor:
         """Attention of x (B, N, D)."""
-        qkv = self.heads_of(self.qkv(x))
-        qk, v = torch.split(qkv, [2 * self.heads, self.heads], dim=2)
-        q, k = rotate(qk, frame.rotations[1]).chunk(2, dim=2)
+        qkv = self.split_heads(self.qkv(x))
+        qk, v = torch.split(qkv, [2 * self.n_heads, self.n_heads], dim=2)
+        q, k = self.rotate(qk, context).chunk(2, dim=2)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(k, v)
-        mask = self.mask(frame, k.shape[2])
+        mask = self.mask(context, k.shape[2])
         mixed = self._chunked(q.to(k.dtype), k, v, mask)
-        return self.project(mixed.transpose(1, 2), x)
+        return self.project_out(mixed.transpose(1, 2), x)
 
     def _chunked(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         recompute = mask.n_keys >= RECOMPUTE_FROM and torch.is_grad_enabled()

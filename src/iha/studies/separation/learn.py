@@ -51,7 +51,7 @@ class Learner(nn.Module):
 
     def __init__(self, layer: Layer, inputs: int, reader: nn.Sequential, *, softmax: bool, routed: bool) -> None:
         super().__init__()
-        width = layer.heads * layer.head_dim
+        width = layer.n_heads * layer.head_dim
         self.layer = layer.float().requires_grad_(True)
         self.layer.qkv = Projection(inputs, width, routed=routed)
         self.layer.out = nn.Identity()  # type: ignore[assignment]
@@ -60,14 +60,14 @@ class Learner(nn.Module):
 
     def by_layer(self, x: Tensor) -> Tensor:
         """(B, N, inputs) -> (B, N, targets), the heads computed by the layer itself."""
-        seen = frame(x.shape[1], self.layer.head_dim, self.layer.per_token, "none", masked=False)
+        seen = frame(x.shape[1], self.layer.head_dim, self.layer.n_pseudo, "none", masked=False)
         out: Tensor = self.reader(self.layer(x, seen))
         return out
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, inputs) -> (B, N, targets)."""
         batch, n, _ = x.shape
-        heads, width, p = self.layer.heads, self.layer.head_dim, self.layer.per_token
+        heads, width, p = self.layer.n_heads, self.layer.head_dim, self.layer.n_pseudo
         virtual = nn.functional.linear(x, self._projections()).view(batch, n, 3, p, heads, width)
         q, k, v = virtual.permute(2, 0, 4, 1, 3, 5).reshape(3, batch, heads, n * p, width)
         out = (q @ k.mT * self.layer.scale).softmax(dim=-1) @ v if self.softmax else q @ (k.mT @ v)
@@ -83,7 +83,7 @@ class Learner(nn.Module):
         if not isinstance(layer, InterleavedHeadAttention):
             return weight
         alphas = torch.stack((layer.alpha_q, layer.alpha_k, layer.alpha_v))
-        parts = weight.view(3, layer.heads, -1)
+        parts = weight.view(3, layer.n_heads, -1)
         return torch.einsum("tphm,tmx->tphx", alphas, parts).reshape(-1, weight.shape[1])
 
     def _read(self, weight: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Learner(nn.Module):
         layer = self.layer
         if not isinstance(layer, InterleavedHeadAttention):
             return weight
-        parts = weight.view(weight.shape[0], layer.heads, layer.head_dim)
+        parts = weight.view(weight.shape[0], layer.n_heads, layer.head_dim)
         return torch.einsum("ogd,gph->ophd", parts, layer.collapse).flatten(1)
 
 
@@ -149,7 +149,7 @@ def _start(layer: InterleavedHeadAttention, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name in ("alpha_q", "alpha_k", "alpha_v", "collapse"):
-            start = layer.initial(name, generator)
+            start = layer.init_parameter(name, generator)
             assert start is not None
             getattr(layer, name).copy_(start)
 

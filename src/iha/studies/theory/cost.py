@@ -96,7 +96,7 @@ def attention_ratio(variant: AttentionSpec) -> float:
     """Attention FLOPs of five layers against global MHA, causal pairs as they are computed; the ledger's prices."""
 
     def flops(of: AttentionSpec) -> int:
-        return sum(of.price(PAPER, layer, PAPER.pretrain_len).attention for layer in range(PAPER.n_layers))
+        return sum(of.forward_flops(PAPER, layer, PAPER.pretrain_len).attention for layer in range(PAPER.n_layers))
 
     return flops(variant) / flops(spec("global"))
 

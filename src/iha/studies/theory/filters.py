@@ -83,13 +83,13 @@ def set_bank(module: Layer, matrices: Matrices) -> None:
             project(module, part, m, matrix)
 
 
-def run_bank(module: Layer, x: Tensor, block: int, per_token: int) -> Tensor:
+def run_bank(module: Layer, x: Tensor, block: int, n_pseudo: int) -> Tensor:
     """The first `block` outputs of every head on [X, I_N], (N, heads x block)."""
     n, width = x.shape[0], module.head_dim
     hat = torch.cat((x, torch.eye(n, dtype=x.dtype)), dim=1)
-    hat = torch.nn.functional.pad(hat, (0, module.heads * width - hat.shape[1]))[None]
-    out: Tensor = module(hat, frame(n, width, per_token, "none", masked=False))
-    return out[0].view(n, module.heads, width)[:, :, :block].flatten(1)
+    hat = torch.nn.functional.pad(hat, (0, module.n_heads * width - hat.shape[1]))[None]
+    out: Tensor = module(hat, frame(n, width, n_pseudo, "none", masked=False))
+    return out[0].view(n, module.n_heads, width)[:, :, :block].flatten(1)
 
 
 def iha_bank(a: Tensor, x: Tensor, heads: int, pseudo_heads: int) -> Tensor:

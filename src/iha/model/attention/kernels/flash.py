@@ -40,13 +40,13 @@ def segments(mask: Mask, batch: int, device: torch.device) -> tuple[Tensor, int]
     length = mask.n_keys
     starts = torch.zeros(batch, length, dtype=torch.bool, device=device)
     starts[:, 0] = True
-    token = torch.arange(length, device=device) // mask.per_token
+    token = torch.arange(length, device=device) // mask.n_pseudo
     if mask.documents is not None:
         ids = mask.documents[:, token]
         starts[:, 1:] |= ids[:, 1:] != ids[:, :-1]
     if mask.pad is not None:
         starts |= (token < mask.pad[:, None]) | (token == mask.pad[:, None]) & (
-            torch.arange(length, device=device) % mask.per_token == 0
+            torch.arange(length, device=device) % mask.n_pseudo == 0
         )
     bounds = torch.cat((starts.flatten().nonzero().flatten(), torch.tensor([batch * length], device=device)))
     return bounds.to(torch.int32), int(bounds.diff().max())

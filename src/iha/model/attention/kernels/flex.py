@@ -85,7 +85,7 @@ def visible_blocks(mask: Mask, device: torch.device) -> tuple[Tensor, Tensor]:
         every = every & (last_q // group - first_k // group < reach)
     some, every = some[None, None], every[None, None]
     if mask.pad is not None:
-        every = every & (first_k // mask.per_token + mask.first >= mask.pad[:, None, None])[:, None]
+        every = every & (first_k // mask.n_pseudo + mask.first >= mask.pad[:, None, None])[:, None]
     if mask.documents is not None:
         some, every = _with_documents(mask, mask.documents, some, every)
     return some, every
@@ -93,8 +93,8 @@ def visible_blocks(mask: Mask, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _with_documents(mask: Mask, documents: Tensor, some: Tensor, every: Tensor) -> tuple[Tensor, Tensor]:
     """Blocks whose ranges of document ids meet are visible; those of one and the same document may be full."""
-    low, high = _ranges(documents.repeat_interleave(mask.per_token, dim=1))
-    q_low, q_high = _ranges(documents.repeat_interleave(mask.per_token, dim=1)[:, mask.offset :])
+    low, high = _ranges(documents.repeat_interleave(mask.n_pseudo, dim=1))
+    q_low, q_high = _ranges(documents.repeat_interleave(mask.n_pseudo, dim=1)[:, mask.offset :])
     meet = (low[:, None, None, :] <= q_high[:, None, :, None]) & (q_low[:, None, :, None] <= high[:, None, None, :])
     one = (low == high)[:, None, None, :] & (q_low == q_high)[:, None, :, None]
     return some & meet, every & meet & one
@@ -114,7 +114,7 @@ def _visible(mask: Mask, batch: Tensor, q: Tensor, k: Tensor) -> Tensor:
     if mask.window is not None:
         seen = seen & (u // mask.group - k // mask.group < mask.window // mask.group)
     if mask.pad is not None:
-        seen = seen & ((k // mask.per_token + mask.first >= mask.pad[batch]) | (u == k))
+        seen = seen & ((k // mask.n_pseudo + mask.first >= mask.pad[batch]) | (u == k))
     if mask.documents is not None:
-        seen = seen & (mask.documents[batch, u // mask.per_token] == mask.documents[batch, k // mask.per_token])
+        seen = seen & (mask.documents[batch, u // mask.n_pseudo] == mask.documents[batch, k // mask.n_pseudo])
     return seen
