@@ -147,7 +147,7 @@ def ledger_text(ledger: dict[str, Any], seq_len: int) -> str:
 
 def _plan(args: argparse.Namespace) -> None:
     import iha.studies.price  # noqa: F401 (registers the prices of the studies)
-    from iha.plan.show import plan_text
+    from iha.plan import plan_text
     from iha.planning.price import plan
 
     config = read_config(args.config)

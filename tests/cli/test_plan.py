@@ -49,9 +49,9 @@ def test_the_json_is_what_the_command_prints(capsys, paper, tmp_path, monkeypatc
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(paper))
     main(["plan", "--config", str(SMOKE)])
     out = capsys.readouterr().out
-    assert out.splitlines()[0].split()[:3] == ["rule", "jobs", "GPU-hours"]
-    assert "critical path" in out
-    assert "so far" not in out
+    assert out.splitlines()[0].split()[:3] == ["rule", "jobs", "core-minutes"]
+    assert "Critical path" in out
+    assert "predicted" not in out
 
 
 def test_the_papers_pretraining_is_as_fast_as_published_trainings_of_its_kind(paper):
@@ -236,14 +236,14 @@ def test_after_a_run_actual_stands_beside_predicted(tmp_path, capsys, monkeypatc
     assert made["total"]["actual"]["jobs"] == 3
     assert "actual" not in made["rules"]["sft"]
     main(["plan", "--config", str(SMOKE)])
-    assert "so far" in capsys.readouterr().out
+    assert "actual and predicted" in capsys.readouterr().out
 
 
 def test_what_is_too_large_is_said(capsys, tmp_path):
     path = tmp_path / "big.yaml"
     path.write_text("plan: {memory_gb: 20}\n")
     main(["plan", "--config", str(path)])
-    assert "warning: extend needs more memory per GPU than the 20 GB there are" in capsys.readouterr().out
+    assert "warning: extend needs more than the 20 GB of memory" in capsys.readouterr().out
 
 
 def test_the_plan_is_made_without_torch():

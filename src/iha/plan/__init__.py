@@ -1,1 +1,0 @@
-"""How `iha plan` prints the price of a run (`iha.planning.price`)."""
