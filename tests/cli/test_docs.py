@@ -179,4 +179,4 @@ def test_every_command_shows_an_example_and_speaks_json():
     for name, command in group.choices.items():
         text = command.format_help()
         assert f"\n  iha {name}" in text.partition("example")[2], name
-        assert name in ("export", "sample") or "--json" in text, f"{name}: a machine would read it"
+        assert name in ("export", "sample", "lm-eval") or "--json" in text, f"{name}: a machine would read it"
