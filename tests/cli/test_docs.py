@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from chromium import BINARY
 from dag import checkout
 from docslab import ROOT, Requests, blocks, commands, pages
 
@@ -36,6 +37,15 @@ def site(tmp_path_factory):
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.mark.chromium
+@pytest.mark.skipif(BINARY is None, reason="no Chromium here")
+def test_the_search_answers_in_a_page_opened_from_a_file(site, tmp_path):
+    command = [BINARY, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=15000", "--dump-dom",
+               f"--user-data-dir={tmp_path}", f"file://{site}/index.html?q=pseudo"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert re.search(r"[1-9]\d* matching document", done.stdout)
 
 
 @pytest.fixture(scope="module")
