@@ -30,9 +30,8 @@ from iha.model.attention.masks import Mask
 from iha.model.transformer import build_model
 from iha.planning.flops import PricedModel
 from iha.train.distributed import World
-from iha.train.engine import prepare
-from iha.train.loop import Loop, Plan
-from iha.train.optim import AdamW
+from iha.train.loop import Trainer, prepare
+from iha.train.optimizer import AdamW
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 PEERS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
@@ -195,9 +194,11 @@ def step(config: Config, variant: Variant, size: Size, clock: Clock) -> Row:
     model = build_model(config.model, variant.attention, vocab, recipe.seq_len, seed=1, device=clock.device)
     optimizer = AdamW(dict(model.named_parameters()), model.no_decay_names(), recipe)
     data = Random(config, clock.device)
-    loop = Loop(Plan(recipe, recipe.steps, Path()), prepare(model, config.engine, world), optimizer, data, world)
-    first = clock.once(lambda: loop._step(data.one, recipe.seq_len))
-    seconds = statistics.median(clock.once(lambda: loop._step(data.one, recipe.seq_len)) for _ in range(size.repeats))
+    loop = Trainer(prepare(model, config.engine, world), optimizer, data, recipe, world)
+    first = clock.once(lambda: loop.train_step(data.one, recipe.seq_len))
+    seconds = statistics.median(
+        clock.once(lambda: loop.train_step(data.one, recipe.seq_len)) for _ in range(size.repeats)
+    )
     priced = PricedModel(config.model, variant.attention, vocab, recipe.seq_len)
     flops = priced.step_flops(Budget(seq_len=recipe.seq_len, steps=1, global_batch=1))
     return {

@@ -32,11 +32,9 @@ from iha.model.transformer import build_model
 from iha.planning.flops import PricedModel
 from iha.train import checkpoint
 from iha.train.distributed import World
-from iha.train.engine import prepare
-from iha.train.loop import Loop, Plan
+from iha.train.loop import Trainer, prepare, state_tensors
 from iha.train.loss import token_loss_sum
-from iha.train.optim import AdamW
-from iha.train.state import tensors_of
+from iha.train.optimizer import AdamW
 
 MODEL = ModelConfig(hidden_dim=256, n_layers=6, n_heads=4, ffn_dim=704, tie_embeddings=False)
 VOCAB, BATCH, LENGTH = 8192, 4, 256
@@ -75,18 +73,18 @@ def spec(attention: dict[str, object]) -> Variant:
     return Variant.model_validate({"name": "x", "attention": attention})
 
 
-def our_loop(attention: dict[str, object], compiled: bool = False, folder: Path = Path()) -> Loop:
+def our_loop(attention: dict[str, object], compiled: bool = False, folder: Path = Path()) -> Trainer:
     """The trainer's loop on random tokens."""
     model = build_model(MODEL, spec(attention).attention, VOCAB, LENGTH, seed=1)
     optimizer = AdamW(dict(model.named_parameters()), model.no_decay_names(), RECIPE)
     objective = prepare(model, ENGINE.model_copy(update={"compile": compiled}), WORLD)
-    return Loop(Plan(RECIPE, RECIPE.steps, folder), objective, optimizer, Random(), WORLD)
+    return Trainer(objective, optimizer, Random(), RECIPE, WORLD, checkpoints=folder)
 
 
 def our_step(attention: dict[str, object], compiled: bool = False) -> Run:
     """One step of the loop: batch, forward, backward, clip, update, counters."""
     loop = our_loop(attention, compiled)
-    return lambda: loop._step(loop._batches.batch(loop.counters.step), BATCH * LENGTH)
+    return lambda: loop.train_step(loop.batches.batch(loop.counters.step), BATCH * LENGTH)
 
 
 def peer_step(model: nn.Module, logits: Callable[[torch.Tensor], torch.Tensor]) -> Run:
@@ -270,7 +268,7 @@ import training as b
 start = time.perf_counter()
 loop = b.our_loop(b.VARIANTS["iha"], folder=Path(sys.argv[1]))
 assert loop.restore()
-loop._step(loop._batches.batch(loop.counters.step), b.BATCH * b.LENGTH)
+loop.train_step(loop.batches.batch(loop.counters.step), b.BATCH * b.LENGTH)
 print(time.perf_counter() - start)
 """
 
@@ -283,15 +281,15 @@ def start_up(repeats: int) -> dict[str, float]:
         rows[f"import_{name}_s"] = min(_alone(code) for _ in range(3))
     with tempfile.TemporaryDirectory() as folder:
         loop = our_loop(VARIANTS["iha"], folder=Path(folder))
-        checkpoint.save(Path(folder), 1, tensors_of(loop._objective.model, loop._optimizer), _facts(loop), WORLD)
+        checkpoint.save(Path(folder), 1, state_tensors(loop.model.model, loop.optimizer), _facts(loop), WORLD)
         rows["resume_s"] = min(_alone(_RESUME, folder) for _ in range(3))
     return rows
 
 
-def _facts(loop: Loop) -> dict[str, object]:
-    from iha.train.state import facts_of
+def _facts(loop: Trainer) -> dict[str, object]:
+    from iha.train.loop import state_metadata
 
-    return facts_of(loop.counters, loop.guard)
+    return state_metadata(loop.counters, loop.guard)
 
 
 PARTS = {f.__name__: f for f in (steps, compiled, loss, saving, loader, start_up)}

@@ -18,9 +18,9 @@ from iha.data.loader import Batch
 from iha.planning.slices import TrainSlice
 from iha.tracking import read_metrics
 from iha.train.distributed import World
-from iha.train.engine import Objective
-from iha.train.loop import Loop, Plan
-from iha.train.optim import AdamW
+from iha.train.loop import Trainer
+from iha.train.loss import ModelWithLoss
+from iha.train.optimizer import AdamW
 
 VOCAB = 64
 KINDS = ("global", "global_local", "talking_heads", "diff", "iha")
@@ -160,17 +160,8 @@ def random_batches(vocab: int = 8, rows: int = 4, seq_len: int = 6) -> Fixed:
     return Fixed(of)
 
 
-class Silent:
-    """A progress that shows nothing."""
-
-    def rates(self, tokens: int) -> dict[str, float]:
-        return {}
-
-    def show(self, done: int, values: dict[str, float]) -> None: ...
-
-
 class Asked:
-    """A stop flag that is set when told."""
+    """A stop flag that a test sets."""
 
     reason: str | None = None
 
@@ -181,22 +172,22 @@ class Kept:
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, float]] = {}
 
-    def log(self, step: int, **metrics: float) -> None:
+    def __call__(self, step: int, metrics: dict[str, float]) -> None:
         self.rows[step] = metrics
 
 
-def make_loop(folder: Path, plan: Recipe, batches: Any = None, model: torch.nn.Module | None = None) -> Loop:
+def make_loop(folder: Path, plan: Recipe, batches: Any = None, model: torch.nn.Module | None = None) -> Trainer:
     """A loop over `Bigram` (or `model`) with its checkpoints in `folder`."""
     model = model or Bigram()
-    objective = Objective(model, ENGINE)
+    objective = ModelWithLoss(model, ENGINE)
     optimizer = AdamW(dict(model.named_parameters()), set(), plan)
     world = World(0, 1, torch.device("cpu"))
-    return Loop(Plan(plan, plan.steps, folder), objective, optimizer, batches or random_batches(), world)
+    return Trainer(objective, optimizer, batches or random_batches(), plan, world, checkpoints=folder)
 
 
-def run_loop(loop: Loop) -> Kept:
+def run_loop(loop: Trainer) -> Kept:
     """Run a loop to its end; returns its metrics."""
     kept = Kept()
     loop.restore()
-    assert loop.run(Asked(), kept, Silent())
+    assert loop.run([kept])
     return kept

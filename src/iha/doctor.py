@@ -979,7 +979,7 @@ def _seconds_until_visible(world: World, path: Path) -> float:
     """Seconds from the rename by rank 0 until the last rank sees the file, which each has found missing before."""
     path.exists()
     world.gather(None)
-    if world.leads:
+    if world.is_main:
         with atomic_path(path) as new:
             new.write_text("here")
     world.gather(None)
@@ -992,11 +992,11 @@ def _seconds_until_visible(world: World, path: Path) -> float:
 def _lock_refused(world: World, path: Path) -> bool:
     """Whether this rank was refused the lock that rank 0 holds."""
     with path.open("a") as handle:
-        if world.leads:
+        if world.is_main:
             fcntl.flock(handle, fcntl.LOCK_EX)
         world.gather(None)
         refused = True
-        if not world.leads:
+        if not world.is_main:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 refused = False
@@ -1034,7 +1034,7 @@ def rank_main(args: argparse.Namespace) -> None:
         ("job", "shared files", lambda: shared_files(world, args.folder)),
     ]
     checks = [asdict(check) for check in perform(checkers)]
-    if world.leads:
+    if world.is_main:
         write_json(args.report, checks)
     world.close()
 

@@ -9,7 +9,7 @@ from datalab import TEXT, WORDS, build, chat_slice, text_store, tokenizer, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iha.data.loader import IGNORED, Batches
+from iha.data.loader import IGNORE_INDEX, Batches
 from iha.data.order import permute, samples
 from iha.data.store import TokenStore
 from iha.errors import DataError
@@ -108,8 +108,8 @@ def test_windows_are_contiguous_and_the_token_after_eos_is_no_target(store):
     ):
         window = stream[sample * 48 : sample * 48 + 49]
         assert tokens == window[:-1]
-        assert targets == [IGNORED if a == tok.eos else b for a, b in pairwise(window)]
-    assert (batch.targets == IGNORED).any()
+        assert targets == [IGNORE_INDEX if a == tok.eos else b for a, b in pairwise(window)]
+    assert (batch.targets == IGNORE_INDEX).any()
     assert (batch.targets == tok.eos).any(), "EOS itself is learned"
 
 
@@ -122,7 +122,7 @@ def test_an_epoch_covers_the_stream(store):
 def test_sft_targets_are_the_labelled_tokens_and_stay_within_a_document(packed):
     tok, batches = tokenizer(), Batches(packed, 48, packed.n_tokens // 48, seed=1)
     batch = batches.batch(0)
-    labelled = batch.targets != IGNORED
+    labelled = batch.targets != IGNORE_INDEX
     assert labelled.sum() == packed.facts["n_labels"]
     assert torch.equal(batch.targets[:, :-1][labelled[:, :-1]], batch.tokens[:, 1:][labelled[:, :-1]])
     assert not labelled[:, -1].any()

@@ -28,7 +28,7 @@ CAT = "cat cat"  # 2 tokens, 4 with BOS and EOS
 @pytest.mark.parametrize(("size", "shards"), [(3, [4] * 5), (4, [4] * 5), (5, [8, 8, 4]), (20, [20]), (21, [20])])
 def test_a_shard_ends_with_the_document_that_fills_it(tmp_path, size, shards):
     store = text_store(tmp_path, [CAT] * 5, shard_tokens=size)
-    assert [shard["tokens"] for shard in store.facts["shards"]] == shards
+    assert [shard["tokens"] for shard in store.metadata["shards"]] == shards
     assert store.starts.tolist() == [0, *accumulate(shards)]
     for i, tokens in enumerate(shards):
         assert store.document_ends(i).tolist() == list(range(4, tokens + 1, 4))
@@ -37,13 +37,13 @@ def test_a_shard_ends_with_the_document_that_fills_it(tmp_path, size, shards):
 @pytest.mark.parametrize(("most", "kept"), [(8, 2), (9, 3), (11, 3), (12, 3), (13, 4), (99, 5)])
 def test_max_tokens_is_passed_by_less_than_a_document(tmp_path, most, kept):
     store = text_store(tmp_path, [CAT] * 5, max_tokens=most)
-    assert (store.facts["n_docs"], store.n_tokens) == (kept, 4 * kept)
+    assert (store.metadata["n_docs"], store.n_tokens) == (kept, 4 * kept)
 
 
 @pytest.mark.parametrize(("least", "kept"), [(3, 3), (4, 3), (5, 1), (6, 1)])
 def test_a_document_of_just_the_least_length_is_kept(tmp_path, least, kept):
     store = text_store(tmp_path, [CAT, CAT, "cat cat cat cat"], min_document_tokens=least)
-    assert (store.facts["n_docs"], store.facts["n_short"]) == (kept, 3 - kept)
+    assert (store.metadata["n_docs"], store.metadata["n_short"]) == (kept, 3 - kept)
 
 
 @pytest.mark.parametrize(("limit", "length"), [(3, 3), (4, 4), (5, 5), (6, 6), (7, 6), (None, 6)])

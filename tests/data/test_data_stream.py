@@ -1,16 +1,10 @@
-"""How much of a corpus is enough: tokens of kept documents, and a training that reads its store more than once."""
+"""How much of a corpus is read: tokens of kept documents."""
 
 import pytest
-import torch
 from datalab import TEXT, build, chat_slice, text_slice, tokenizer, write_rows
-from trainlab import plain_store, recipe, train_slice
 
-from iha.artifacts.run import Context
 from iha.config.schema import HubSource, SplitConfig
 from iha.data import corpus, workers
-from iha.train.distributed import World
-from iha.train.recipes import _batches
-from iha.train.run import Run
 
 LONG = len(tokenizer().encode_text(TEXT)) + 2
 
@@ -46,13 +40,3 @@ def test_the_files_of_a_local_hub_folder_are_stamped(tmp_path, monkeypatch):
     assert before == {"org/set/deep/train.jsonl": [path.stat().st_size, path.stat().st_mtime_ns]}
     write_rows(path, [{"text": "another"}])
     assert corpus.file_stamps(split) != before
-
-
-@pytest.mark.parametrize(("steps", "rank", "said"), [(15, 0, 0), (16, 0, 1), (16, 1, 0)])
-def test_a_run_that_reads_its_store_more_than_once_says_so(tmp_path, caplog, steps, rank, said):
-    store = plain_store(tmp_path, tokens=15 * 4 * 64 + 1)
-    context = Context(tmp_path / "m.json", tmp_path, {"store": store}, "", "t", 1, "cpu")
-    world = World(rank, 2, torch.device("cpu"))
-    _batches(Run(train_slice(recipe=recipe(steps=steps)), context, world))
-    lines = [record.getMessage() for record in caplog.records if record.name == "iha"]
-    assert lines == ["pretrain global seed 1: 1.07 epochs: 64 samples of a store of 60."] * said

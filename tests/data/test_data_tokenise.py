@@ -47,7 +47,7 @@ def test_tok_04_boundaries_survive_truncation_and_blank_documents(tmp_path):
     ids = store.read(0, 8).tolist()
     assert [i for i, token in enumerate(ids) if token == tok.eos] == [3, 7]
     assert [i for i, token in enumerate(ids) if token == tok.bos] == [0, 4]
-    assert (store.facts["n_docs"], store.facts["n_empty"], store.n_tokens) == (2, 2, 8)
+    assert (store.metadata["n_docs"], store.metadata["n_empty"], store.n_tokens) == (2, 2, 8)
 
 
 def wide_store(state, ids, vocab_size=128_256, **changed):

@@ -146,7 +146,7 @@ def test_the_tokenizer_of_another_run_is_refused(tmp_path):
 def test_a_training_names_its_tokenizer_in_the_model(tmp_path):
     lab, part = Lab(tmp_path), train_slice(recipe=recipe(steps=2))
     store = plain_store(lab.state)
-    lab.give("store", store.model_copy(update={"metadata": {**store.facts, "tokenizer_sha256": "c0de"}}))
+    lab.give("store", store.model_copy(update={"metadata": {**store.metadata, "tokenizer_sha256": "c0de"}}))
     code, text = lab.run(part)
     assert code == 0, text
     header = read_header(lab.folder(part) / "final")

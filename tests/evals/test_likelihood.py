@@ -8,7 +8,7 @@ from reports import manifest
 from torch.nn import functional
 from trainlab import ENGINE, MODEL, VOCAB, plain_store, train_slice, variant
 
-from iha.data.loader import IGNORED, Batches
+from iha.data.loader import IGNORE_INDEX, Batches
 from iha.data.store import TokenStore
 from iha.evals.likelihood import PARTS, SEQUENCES, position_loss, token_losses
 from iha.model.transformer import build_model
@@ -36,7 +36,7 @@ def test_losses_are_those_of_one_plain_forward(store):
     with torch.no_grad():
         logits = model(batch.tokens)
     for row in range(2):
-        plain = functional.cross_entropy(logits[row], batch.targets[row], reduction="none", ignore_index=IGNORED)
+        plain = functional.cross_entropy(logits[row], batch.targets[row], reduction="none", ignore_index=IGNORE_INDEX)
         assert torch.allclose(token_losses(model, batch.tokens[row], batch.targets[row]).float(), plain, atol=1e-5)
 
 
@@ -45,7 +45,7 @@ def test_parts_average_to_the_loss_of_the_text(store):
     assert (len(found["loss"]), found["length"], found["sequences"]) == (PARTS, LENGTH, SEQUENCES)
     size = Batches(store, LENGTH, 1, 1).size
     batch = Batches(store, LENGTH, SEQUENCES, 1).batch(size // SEQUENCES - 1)
-    kept = batch.targets != IGNORED
+    kept = batch.targets != IGNORE_INDEX
     assert sum(found["tokens"]) == int(kept.sum())
     losses = [token_losses(model, t, y)[k].sum() for t, y, k in zip(batch.tokens, batch.targets, kept, strict=True)]
     mean = sum(x * n for x, n in zip(found["loss"], found["tokens"], strict=True)) / sum(found["tokens"])

@@ -32,7 +32,7 @@ from iha.config.base import Frozen
 from iha.config.schema import SPLITS
 from iha.tracking import read_metrics
 from iha.train.checkpoint import MANIFEST, folder_of, steps_in
-from iha.train.identity import CHECKPOINTS
+from iha.train.run import CHECKPOINTS
 
 
 def main_of(stage: str) -> Callable[[], None]:

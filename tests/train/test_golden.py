@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainlab import ENGINE, KINDS, MODEL, VOCAB, Asked, Kept, Silent, plain_store, recipe, variant
+from trainlab import ENGINE, KINDS, MODEL, VOCAB, Kept, plain_store, recipe, variant
 
 from iha.data.loader import Batches
 from iha.data.store import TokenStore
 from iha.model.transformer import build_model
 from iha.train.distributed import World
-from iha.train.engine import prepare
-from iha.train.loop import Loop, Plan
-from iha.train.optim import AdamW
+from iha.train.loop import Trainer, prepare
+from iha.train.optimizer import AdamW
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 STEPS = 60
@@ -38,9 +37,9 @@ def losses(kind, folder, engine=ENGINE, steps=STEPS, dtype=torch.float64, **chan
     objective = prepare(model, engine, world)
     optimizer = AdamW(dict(model.named_parameters()), model.no_decay_names(), plan)
     store = TokenStore.open(plain_store(folder), folder)
-    loop = Loop(Plan(plan, steps, folder / kind), objective, optimizer, Batches(store, 64, 4, 1), world)
+    loop = Trainer(objective, optimizer, Batches(store, 64, 4, 1), plan, world, steps=steps, checkpoints=folder / kind)
     kept = Kept()
-    assert loop.run(Asked(), kept, Silent())
+    assert loop.run([kept])
     return [kept.rows[s]["loss"] for s in range(1, steps + 1)]
 
 

@@ -130,7 +130,7 @@ sys.exit(75)
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
-def test_dst_02_signal_after_saving_kills_no_rank(start, tmp_path, ranks):
+def test_signal_after_saving_kills_no_rank(start, tmp_path, ranks):
     (tmp_path / "late.py").write_text(LATE)
     assert start("--tasks-per-node", ranks, "-m", "late").wait(60) == 75
 
@@ -187,11 +187,11 @@ def test_one_code_is_made_of_many(codes, asked, verdict):
 
 
 def test_handlers_are_the_callers_again_after_the_ranks_have_ended():
-    before = {number: signal.getsignal(number) for number in launch.STOPPING}
+    before = {number: signal.getsignal(number) for number in launch.STOP_SIGNALS}
     sleeper = subprocess.Popen(["sleep", "60"])
     with launch._forwarding([sleeper]) as asked:
         os.kill(os.getpid(), signal.SIGUSR1)
         assert sleeper.wait(30) == -signal.SIGUSR2
         os.kill(os.getpid(), signal.SIGUSR1)  # a rank that has ended is not signalled: its number may be another's
     assert asked == [signal.SIGUSR1, signal.SIGUSR1]
-    assert {number: signal.getsignal(number) for number in launch.STOPPING} == before
+    assert {number: signal.getsignal(number) for number in launch.STOP_SIGNALS} == before

@@ -168,11 +168,11 @@ def test_pretraining_depends_on_the_attention_it_runs_and_on_no_other(changed):
     assert not changed("attention/diff.py", "pretrain", "iha")
     assert not changed("variants/iha.py", "pretrain", "diff")
     assert changed("attention/masks.py", "pretrain", "diff")
-    assert changed("train/optim.py", "pretrain", "diff")
+    assert changed("train/optimizer.py", "pretrain", "diff")
 
 
 def test_stages_do_not_share_what_they_do_not_use(changed):
-    assert not changed("train/optim.py", "tokenise")
+    assert not changed("train/optimizer.py", "tokenise")
     assert not changed("report/page.py", "pretrain", "global")
     assert not changed("cli.py", "flops")
     assert not changed("config.py", "flops")

@@ -13,6 +13,8 @@ from iha.artifacts.manifest import FileEntry, Manifest, file_entry, verify_files
 
 #: Exit code of a stage that saved its state and asks to be started again (time limit, preemption).
 RESUMABLE = 75
+#: Sent by a scheduler, a workflow or a person to ask for a stop: save, then exit with the resumable code.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 
 

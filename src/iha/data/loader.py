@@ -13,7 +13,8 @@ from iha.data.order import Index, samples
 from iha.data.store import Array, TokenStore
 from iha.errors import DataError
 
-IGNORED = -100
+#: Target of a position without loss.
+IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Batches:
     def __init__(self, store: TokenStore, seq_len: int, global_batch: int, seed: int) -> None:
         self.store, self.seq_len, self.global_batch, self.seed = store, seq_len, global_batch, seed
         self.packed = store.row_len > 0
-        self._eos = int(store.facts["eos"])
+        self._eos = int(store.metadata["eos"])
         if self.packed and store.row_len != seq_len:
             raise DataError(f"seq_len: {seq_len}, but the store has rows of {store.row_len}; they must be equal.")
         #: Samples of one epoch.
@@ -72,12 +73,12 @@ class Batches:
 
     def _plain_batch(self, windows: Array) -> Batch:
         tokens, targets = windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
-        np.putmask(targets, windows[:, :-1] == self._eos, IGNORED)
+        np.putmask(targets, windows[:, :-1] == self._eos, IGNORE_INDEX)
         return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), None)
 
     def _packed_batch(self, tokens: Array, mask: Array, docs: Array) -> Batch:
         wide = tokens.astype(np.int64)
-        targets = np.full_like(wide, IGNORED)
+        targets = np.full_like(wide, IGNORE_INDEX)
         np.copyto(targets[:, :-1], wide[:, 1:], where=mask[:, 1:].astype(bool))
         doc_ids = torch.from_numpy(docs.astype(np.int32))
         return Batch(torch.from_numpy(wide), torch.from_numpy(targets), doc_ids)

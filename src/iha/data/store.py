@@ -28,9 +28,9 @@ SUFFIX_TYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class TokenStore:
-    """One split's tokens. `facts` are those of its manifest; `starts[i]` is the first token of shard i."""
+    """One split's tokens. `metadata` is that of its manifest; `starts[i]` is the first token of shard i."""
 
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     paths: tuple[Path, ...]
     starts: Array
 
@@ -42,16 +42,17 @@ class TokenStore:
             DataError: a shard is missing or is not what the manifest describes, or an id is out of the vocabulary.
         """
         verify_files(manifest, state, deep)
-        facts = manifest.facts
-        paths = tuple(state / manifest.files[shard["file"]].path for shard in facts["shards"])
-        sizes = [shard["tokens"] for shard in facts["shards"]]
-        itemsize = np.dtype(facts["dtype"]).itemsize
+        metadata = manifest.metadata
+        paths = tuple(state / manifest.files[shard["file"]].path for shard in metadata["shards"])
+        sizes = [shard["tokens"] for shard in metadata["shards"]]
+        itemsize = np.dtype(metadata["dtype"]).itemsize
         for path, size in zip(paths, sizes, strict=True):
             if path.stat().st_size != size * itemsize:
-                raise DataError(f"{path}: is not {size} ids of {facts['dtype']}. Rerun its stage with --forcerun.")
-        if facts["max_id"] >= facts["vocab_size"]:
-            raise DataError(f"{paths[0].parent}: id {facts['max_id']} is outside the vocabulary {facts['vocab_size']}.")
-        return cls(facts, paths, np.cumsum([0, *sizes], dtype=np.int64))
+                raise DataError(f"{path}: is not {size} ids of {metadata['dtype']}. Rerun its stage with --forcerun.")
+        if metadata["max_id"] >= metadata["vocab_size"]:
+            size = metadata["vocab_size"]
+            raise DataError(f"{paths[0].parent}: id {metadata['max_id']} is outside the vocabulary {size}.")
+        return cls(metadata, paths, np.cumsum([0, *sizes], dtype=np.int64))
 
     @property
     def n_tokens(self) -> int:
@@ -61,13 +62,13 @@ class TokenStore:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Stored type of an id."""
-        found: np.dtype[Any] = np.dtype(self.facts["dtype"])
+        found: np.dtype[Any] = np.dtype(self.metadata["dtype"])
         return found
 
     @property
     def row_len(self) -> int:
         """Length of a packed row; 0 for a plain store."""
-        return int(self.facts["seq_len"])
+        return int(self.metadata["seq_len"])
 
     @cached_property
     def _maps(self) -> dict[str, list[Array]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from iha.data.loader import IGNORED, Batches
+from iha.data.loader import IGNORE_INDEX, Batches
 
 if TYPE_CHECKING:
     from iha.artifacts.manifest import Manifest
@@ -135,7 +135,7 @@ def position_loss(model: Transformer, store: TokenStore, run: Manifest) -> dict[
     places = torch.arange(length) * PARTS // length
     for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
         losses = token_losses(model, tokens, targets)
-        kept = targets != IGNORED
+        kept = targets != IGNORE_INDEX
         totals.index_add_(0, places[kept], losses[kept])
         counts.index_add_(0, places[kept], torch.ones_like(places[kept]))
     return {
@@ -157,5 +157,5 @@ def token_losses(model: Transformer, tokens_N: Tensor, targets_N: Tensor) -> Ten
     for start in range(0, len(targets_N), CHUNK):
         logits = functional.linear(hidden_ND[start : start + CHUNK], model.head_weight).float()
         targets = targets_N[start : start + CHUNK].to(device)
-        losses.append(functional.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED))
+        losses.append(functional.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORE_INDEX))
     return torch.cat(losses).double().cpu()

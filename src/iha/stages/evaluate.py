@@ -12,12 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from iha.artifacts.run import STOP_SIGNALS
 from iha.config.schema import CONTEXTS
 from iha.evals.tasks import offline
 from iha.planning.slices import EvalSlice
 from iha.stages.common import RESUMABLE, Context, StageResult, run
 from iha.tracking import Tracker
-from iha.train.signals import STOPPING
 
 if TYPE_CHECKING:
     import torch
@@ -211,7 +211,7 @@ def stop_resumable(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Entry point of the rule `evaluate`; a stopping signal ends it with the resumable code."""
-    for number in STOPPING:
+    for number in STOP_SIGNALS:
         signal.signal(number, stop_resumable)
     run("evaluate", EvalSlice, body)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from iha.planning.slices import TrainSlice
 from iha.stages.common import run
-from iha.train.recipes import train
+from iha.train.recipes import train_stage
 
 
 def main() -> None:
     """Entry point of the rule `extend`."""
-    run("extend", TrainSlice, train)
+    run("extend", TrainSlice, train_stage)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ def body(part: RelationTrainSlice, context: Context) -> StageResult:
 
     from iha.studies.relations.train import begun_with, train
     from iha.train.distributed import start
-    from iha.train.identity import FINAL
+    from iha.train.run import FINAL
 
     torch.set_num_threads(context.threads)
     data = context.inputs["data"]

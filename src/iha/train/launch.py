@@ -3,9 +3,10 @@
 One rank runs inside this process and costs nothing. More become tasks of one ``srun`` inside a Slurm allocation (any
 number of nodes), else plain processes on this machine. Every rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
 MASTER_ADDR and MASTER_PORT. A request to stop (SIGTERM, SIGINT, SIGUSR1, SIGUSR2) reaches all ranks as SIGUSR2, and the
-launcher ends with their exit code: 75 if the run saved its state and wants to be started again.
+launcher ends with their exit code: 75 if the run saved its state and asks to be started again.
 
-Where a stage runs is no part of what it computes: nothing that a stage imports leads here. Free of torch.
+No stage imports this module, so it is no part of a stage's code fingerprint: where a stage runs does not change what it
+computes. Imports no torch.
 """
 
 from __future__ import annotations
@@ -23,11 +24,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from iha.artifacts.run import die_with_parent
+from iha.artifacts.run import RESUMABLE, STOP_SIGNALS, die_with_parent
 
-#: Exit code of a run that saved its state (iha.artifacts.run).
-RESUMABLE = 75
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 #: Seconds for the other ranks to end after one failed.
 GRACE = 20.0
 
@@ -56,16 +54,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_module(command: Sequence[str]) -> None:
-    """Run the stage to its end; a request to stop that comes after it is none of this process's business.
+    """Run the stage to its end; ignore requests to stop that arrive after it.
 
-    While the interpreter shuts down its handlers are gone: a second signal would kill a rank that has saved, and srun
+    While the interpreter shuts down, its handlers are gone: a second signal would kill a rank that has saved, and srun
     would then end the first rank in the middle of its save.
     """
     sys.argv = list(command)
     try:
         runpy.run_module(command[0], run_name="__main__", alter_sys=True)
     finally:
-        for number in STOPPING:
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 
@@ -76,8 +74,8 @@ def _clear_world() -> None:
 
 
 def _stop_early() -> None:
-    """Until the stage has its own handlers (seconds of imports) there is nothing to save: stop as resumable."""
-    for number in STOPPING:
+    """Until the stage has its own handlers (seconds of imports) there is nothing to save: exit as resumable."""
+    for number in STOP_SIGNALS:
         if number != signal.SIGINT:
             signal.signal(number, lambda *_: os._exit(RESUMABLE))
 
@@ -134,8 +132,8 @@ def _world(nodes: int, tasks: int, threads: int, in_slurm: bool) -> dict[str, st
 def _port(in_slurm: bool) -> int:
     """A port that no other run on the node has: by job and restart, or a free one on this machine."""
     if in_slurm:
-        life = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
-        return random.Random(life).randint(20000, 29999)
+        attempt = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+        return random.Random(attempt).randint(20000, 29999)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -151,7 +149,7 @@ def _srun(nodes: int, tasks: int, threads: int) -> list[str]:
 
 @contextmanager
 def _forwarding(started: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-    """Hand requests to stop on, as SIGUSR2: srun forwards that one, and takes SIGTERM as an order to kill."""
+    """Forward requests to stop as SIGUSR2: srun forwards that one, and takes SIGTERM as an order to kill."""
     asked: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -160,7 +158,7 @@ def _forwarding(started: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
             if process.returncode is None:
                 process.send_signal(signal.SIGUSR2)
 
-    before = {number: signal.signal(number, forward) for number in STOPPING}
+    before = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
     try:
         yield asked
     finally:
@@ -169,7 +167,7 @@ def _forwarding(started: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
 
 
 def _wait(started: list[subprocess.Popen[bytes]]) -> list[int]:
-    """Exit codes of all processes; once one failed, the others get a while to notice and are then ended (code 0)."""
+    """Exit codes of all processes; once one failed, the others get a while to notice and are then killed (code 0)."""
     deadline: float | None = None
     ended = set()
     while None in [process.poll() for process in started]:

@@ -1,4 +1,4 @@
-"""Next-token cross-entropy without ever holding tokens x vocabulary logits in full.
+"""Next-token cross-entropy without ever holding tokens x vocabulary logits in full, and the model with its loss.
 
 Legend: T tokens (batch and sequence flattened), D width, V vocabulary.
 
@@ -8,14 +8,37 @@ thread: 947 ms, this 965), returns a bf16 sum for bf16 inputs, which loses three
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-#: Label of a position without loss.
-IGNORE = -100
+from iha.config.schema import EngineConfig
+from iha.data.loader import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    from iha.model.transformer import Transformer
+
+
+class ModelWithLoss(nn.Module):
+    """The model with its loss, as one module: the root at which sharding gathers the embedding and the head."""
+
+    def __init__(self, model: Transformer, engine: EngineConfig) -> None:
+        super().__init__()
+        self.model = model
+        self._chunk = engine.loss_chunk
+        self._low = engine.precision == "bf16"
+
+    def forward(self, tokens: Tensor, targets: Tensor, doc_ids: Tensor | None) -> Tensor:
+        """Summed cross-entropy of (b, N) tokens against (b, N) targets (-100: no label), in nats.
+
+        A float32 scalar; float64 for a float64 model.
+        """
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self._low):
+            hidden = self.model.hidden(tokens, doc_ids=doc_ids)
+        dtype = torch.bfloat16 if self._low else hidden.dtype
+        return token_loss_sum(hidden, self.model.head_weight, targets, self._chunk, dtype)
 
 
 def token_loss_sum(
@@ -27,8 +50,8 @@ def token_loss_sum(
         hidden: (..., D) final hidden states.
         weight: (V, D) output matrix.
         targets: (...) next-token ids, -100 where there is no loss.
-        chunk: tokens per piece.
-        product_dtype: type of the matrix products.
+        chunk: tokens per chunk.
+        product_dtype: dtype of the matrix products.
     """
     flat, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     with torch.autocast(hidden.device.type, enabled=False):
@@ -37,7 +60,7 @@ def token_loss_sum(
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Computes the gradients in the forward pass, while a chunk's logits are at hand; backward only scales them."""
+    """Computes the gradients in the forward pass, while a chunk's logits exist; backward only scales them."""
 
     @staticmethod
     def forward(
@@ -60,7 +83,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """In place, since a copy of a (V, D) matrix is a third of all this takes; hence once only."""
+        """Scale in place: a copy of a (V, D) matrix would cost a third of the whole loss. Hence once only."""
         if not ctx.grads:
             raise RuntimeError("token_loss_sum can be differentiated once; its gradients are scaled in place")
         grads, ctx.grads = ctx.grads, []
@@ -73,7 +96,7 @@ def _loss_and_grad(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tens
     In fp32, or float64 for float64 products; `logits` is overwritten. Rows are divided by their sum, and unlabelled
     ones zeroed, after the products, where rows are D wide and not V.
     """
-    live = labels != IGNORE
+    live = labels != IGNORE_INDEX
     index = labels.clamp(min=0).unsqueeze(1)
     top = logits.amax(1, keepdim=True)
     right = logits.gather(1, index)
@@ -85,7 +108,7 @@ def _loss_and_grad(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, in place where the types agree."""
+    """total += left @ right, in place where the dtypes agree."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     else:

@@ -22,7 +22,7 @@ from iha.report.render import markdown, write_texts
 from iha.studies.relations.folders import PROGRESS, data_manifest, run_folder, run_manifest, run_name
 from iha.studies.relations.results import Grid
 from iha.studies.relations.shapes import runs, train_slice
-from iha.train.identity import RECORD
+from iha.train.run import RECORD
 
 HEAD = """# Relation composition (paper Appendix D, Figures 3 to 5)
 

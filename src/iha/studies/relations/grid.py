@@ -35,7 +35,7 @@ from iha.studies.relations.folders import (
 )
 from iha.studies.relations.shapes import data_slice, runs, train_slice
 from iha.studies.relations.tasks import Relations
-from iha.train.identity import FINAL
+from iha.train.run import FINAL
 
 log = logging.getLogger("iha")
 Key = tuple[str, str, float, int]

@@ -25,11 +25,10 @@ from iha.studies.relations.model import build
 from iha.studies.relations.score import evaluate, summed_loss
 from iha.studies.relations.shapes import RelationTrainSlice, params
 from iha.studies.relations.tasks import Relations
-from iha.train import checkpoint, identity
+from iha.train import checkpoint, run
 from iha.train.distributed import World
-from iha.train.identity import FINAL
-from iha.train.lease import lease
-from iha.train.optim import AdamW
+from iha.train.optimizer import AdamW
+from iha.train.run import FINAL, lease
 
 log = logging.getLogger("iha")
 
@@ -71,7 +70,7 @@ class Trainer:
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
-        return self.folder / identity.CHECKPOINTS
+        return self.folder / run.CHECKPOINTS
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds; filled in place when one is loaded."""
@@ -141,7 +140,7 @@ class Trainer:
             for name, parameter in self.model.named_parameters():
                 self.best[name].copy_(parameter.detach())
         checkpoint.save(self.checkpoints, self.state.step, self.tensors(), {"state": vars(self.state)}, self.world)
-        checkpoint.prune(self.checkpoints, keep=2, trouble=None)
+        checkpoint.prune(self.checkpoints, keep=2, last_spike_step=None)
         write_json(self.folder / PROGRESS, self.facts())
 
     def finish(self) -> dict[str, Any]:
@@ -195,7 +194,7 @@ def train(
         UserError: another process trains here.
     """
     with lease(folder):
-        record = identity.claim(folder, begun_with, code)
+        record = run.claim(folder, begun_with, code)
         trainer = Trainer(part, splits, folder, device)
         trainer.codes = record["codes"]
         trainer.resume()

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainlab import recipe
 
-from iha.train.loop import Plan
 from iha.train.loss import token_loss_sum
-from iha.train.schedule import learning_rate, scaled_warmup
+from iha.train.optimizer import Schedule, learning_rate, scaled_warmup
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True)
 SIZES = st.tuples(st.integers(1, 60), st.integers(0, 60)).filter(lambda x: x[1] <= x[0])
@@ -42,7 +41,7 @@ def test_a_matched_wsd_plan_rises_rests_and_falls_within_its_steps(sizes, decay,
     if decay == 0:
         return
     wsd = recipe(steps=planned, schedule="wsd", warmup_steps=warmup, decay_steps=decay, lr=1e-2, min_lr=floor)
-    rates = [Plan(wsd, steps, None).rate(s) for s in range(steps)]
+    rates = [Schedule(wsd, steps).rate(s) for s in range(steps)]
     top = rates.index(max(rates))
     assert rates[: top + 1] == sorted(rates[: top + 1]) and rates[top:] == sorted(rates[top:], reverse=True)
     assert all(0 < rate <= 1e-2 for rate in rates) and rates[-1] >= floor

@@ -58,7 +58,7 @@ def assert_same(lab, straight):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_snk_01_second_start_continues_where_the_first_was_killed(tmp_path):
+def test_second_start_continues_where_the_first_was_killed(tmp_path):
     part = train_slice(recipe=recipe(steps=50, checkpoint_every=10))
     lab = Lab(tmp_path)
     assert lab.run(part, IHA_FAULT="step@30:kill")[0] == -signal.SIGKILL
@@ -69,7 +69,7 @@ def test_snk_01_second_start_continues_where_the_first_was_killed(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
-def test_dst_02_a_signal_saves_and_exits_resumable_and_nothing_claims_completion(tmp_path, straight, number):
+def test_a_signal_saves_and_exits_resumable_and_nothing_claims_completion(tmp_path, straight, number):
     """SIGTERM and SIGUSR2 are tried in tests/faults."""
     lab = Lab(tmp_path)
     child, gate = held_after_step_3(lab)
@@ -102,7 +102,7 @@ def test_a_trainer_does_not_outlive_what_started_it(tmp_path):
     until(lambda: "saved after step 3" in log.read_text())
 
 
-def test_slx_01_two_starts_of_one_run_have_one_writer(tmp_path, straight):
+def test_two_starts_of_one_run_have_one_writer(tmp_path, straight):
     lab = Lab(tmp_path)
     first, gate = held_after_step_3(lab)
     second = lab.start(PART)
@@ -124,7 +124,7 @@ def test_a_finished_run_is_not_trained_again(straight):
     assert straight.output(PART).read_bytes() == before
 
 
-def test_trn_05_consumed_samples_are_a_function_of_the_step(straight):
+def test_consumed_samples_are_a_function_of_the_step(straight):
     """The digest of the whole run is that of batches 0..11, so a resume neither repeated nor lost one."""
     store = TokenStore.open(read_manifest(straight.inputs["store"]), straight.state)
     batches, rolled = Batches(store, 64, 4, PART.seed), ""

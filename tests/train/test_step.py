@@ -7,31 +7,31 @@ import signal
 import pytest
 import torch
 from attention_lab import model as lm
-from trainlab import ENGINE, Asked, Bigram, Fixed, Kept, Silent, make_loop, random_batches, recipe, run_loop
+from trainlab import ENGINE, Asked, Bigram, Fixed, Kept, make_loop, random_batches, recipe, run_loop
 
+from iha.artifacts.run import STOP_SIGNALS
 from iha.config.schema import EngineConfig
 from iha.data.loader import Batch
 from iha.errors import ConfigError
 from iha.train import distributed
 from iha.train.checkpoint import steps_in
-from iha.train.distributed import World
-from iha.train.engine import Objective, make_deterministic, prepare
-from iha.train.optim import AdamW
-from iha.train.signals import STOPPING, StopFlag
-from iha.train.state import Counters, facts_of, restore_facts, tensors_of
+from iha.train.distributed import World, make_deterministic
+from iha.train.loop import Counters, StopFlag, prepare, restore_metadata, state_metadata, state_tensors
+from iha.train.loss import ModelWithLoss
+from iha.train.optimizer import AdamW
 
 ALONE = World(0, 1, torch.device("cpu"))
 
 
 def spy(loop):
     """The gradients that the optimiser sees, step by step."""
-    seen, step = [], loop._optimizer.step
+    seen, step = [], loop.optimizer.step
 
     def watched(rate):
-        seen.append([g.clone() for g in loop._optimizer.gradients()])
+        seen.append([g.clone() for g in loop.optimizer.gradients()])
         step(rate)
 
-    loop._optimizer.step = watched
+    loop.optimizer.step = watched
     return seen
 
 
@@ -66,8 +66,8 @@ def test_micro_batches_take_their_own_documents_with_them(tmp_path):
         plan = recipe(steps=1, global_batch=4, micro_batch=micro, warmup_steps=0)
         batches = Packed(random_batches(50, 4, 12).of)
         loop = make_loop(tmp_path, plan, batches, lm("iha", layers=2, dtype=torch.float32))
-        loss, norm = loop._gradients(batches.batch(0), 48)
-        return loss, norm, loop._optimizer.gradients()
+        loss, norm = loop.compute_gradients(batches.batch(0), 48)
+        return loss, norm, loop.optimizer.gradients()
 
     whole, parts = gradients(4), gradients(1)
     assert parts[:2] == pytest.approx(whole[:2], rel=1e-5)
@@ -80,7 +80,7 @@ def test_milestones_of_runs_of_unequal_length_stand_at_equal_steps_with_equal_di
     plan, found = recipe(steps=43, checkpoint_every=99), []
     for steps in (43, 9):
         loop = make_loop(tmp_path / str(steps), plan)
-        loop.plan = type(loop.plan)(plan, steps, tmp_path / str(steps))
+        loop.steps = steps
         run_loop(loop)
         found.append(loop.counters.milestones)
     assert list(found[0]) == [str(s) for s in range(2, 44, 2)]
@@ -101,7 +101,7 @@ def test_a_stop_before_the_first_step_loses_nothing(tmp_path):
     straight = run_loop(make_loop(tmp_path / "straight", plan)).rows
     asked, loop = Asked(), make_loop(tmp_path / "cut", plan)
     asked.reason = "SIGTERM"
-    assert not loop.run(asked, Kept(), Silent())
+    assert not loop.run([Kept()], asked)
     assert (steps_in(tmp_path / "cut"), loop.counters.step) == ([0], 0)
     assert run_loop(make_loop(tmp_path / "cut", plan)).rows == straight
 
@@ -118,7 +118,7 @@ def test_a_run_at_its_end_trains_nothing_and_writes_nothing(tmp_path):
 @pytest.fixture
 def handlers():
     """The process's own signal handlers, put back afterwards."""
-    before = {number: signal.getsignal(number) for number in STOPPING}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -143,7 +143,7 @@ def test_a_gpu_that_is_not_there_is_refused_and_auto_takes_the_cpu(monkeypatch):
         distributed.start("cuda")
     for asked in ("auto", "cpu"):
         world = distributed.start(asked)
-        assert (world.rank, world.size, world.device.type, world.leads) == (0, 1, "cpu", True)
+        assert (world.rank, world.size, world.device.type, world.is_main) == (0, 1, "cpu", True)
     assert world.device_name and world.device_name == world.device_name.strip()
 
 
@@ -166,14 +166,16 @@ def test_preparing_a_model_leaves_names_and_values_alone():
     engine = EngineConfig(precision="fp32", compile=False, activation_checkpointing=True, loss_chunk=64)
     plain, other = lm("iha", dtype=torch.float32), lm("iha", dtype=torch.float32)
     objective = prepare(other, engine, ALONE)
-    assert isinstance(objective, Objective) and objective.model is other
+    assert isinstance(objective, ModelWithLoss) and objective.model is other
     for (name, value), (same, before) in zip(other.state_dict().items(), plain.state_dict().items(), strict=True):
         assert name == same and torch.equal(value, before)
 
 
 def test_bf16_takes_fp32_weights_and_gives_an_fp32_loss():
     net, ids = lm("global", dtype=torch.float32), torch.randint(50, (2, 13), generator=torch.Generator().manual_seed(0))
-    full, low = (Objective(net, ENGINE.model_copy(update={"precision": p}))(ids, ids, None) for p in ("fp32", "bf16"))
+    full, low = (
+        ModelWithLoss(net, ENGINE.model_copy(update={"precision": p}))(ids, ids, None) for p in ("fp32", "bf16")
+    )
     assert low.dtype == torch.float32 and low.item() != full.item()
     assert low.item() == pytest.approx(full.item(), rel=0.02)
     low.backward()
@@ -216,10 +218,10 @@ def test_a_run_state_names_every_weight_once_and_its_facts_are_json(tmp_path):
     optimizer = AdamW(dict(net.named_parameters()), net.no_decay_names(), recipe())
     names = {n for n, _ in net.named_parameters()}
     kinds = ("weight", "exp_avg", "exp_avg_sq", "updates")
-    assert set(tensors_of(net, optimizer)) == {f"{kind}.{n}" for kind in kinds for n in names}
+    assert set(state_tensors(net, optimizer)) == {f"{kind}.{n}" for kind in kinds for n in names}
     loop = make_loop(tmp_path, recipe())
     counters = Counters(step=3, tokens=9, digest="ab", milestones={"2": "cd"})
-    facts = json.loads(json.dumps(facts_of(counters, loop.guard)))
+    facts = json.loads(json.dumps(state_metadata(counters, loop.guard)))
     expected, back = torch.rand(3), Counters()
-    restore_facts(facts, back, loop.guard)
+    restore_metadata(facts, back, loop.guard)
     assert back == counters and torch.equal(torch.rand(3), expected)

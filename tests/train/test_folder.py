@@ -15,10 +15,8 @@ from iha.artifacts.run import Context
 from iha.errors import CheckpointError, UserError
 from iha.model.files import read_header
 from iha.train.distributed import World
-from iha.train.export import describe, export
-from iha.train.identity import OTHER_CODE, claim, content
-from iha.train.lease import lease
-from iha.train.run import Run
+from iha.train.recipes import Run, describe, export, open_batches
+from iha.train.run import OTHER_CODE, claim, content, lease
 
 BEGUN = {"slice": {"recipe": {"lr": 1e-3}}, "inputs": {"store": "aa"}}
 
@@ -61,7 +59,7 @@ def test_only_a_one_says_yes_to_other_code(tmp_path, value, monkeypatch):
     claim_in(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
     monkeypatch.setenv(OTHER_CODE, value)
-    with pytest.raises(CheckpointError, match=rf"code: c1 -> c2.*or set {OTHER_CODE}=1 to go on with the new code"):
+    with pytest.raises(CheckpointError, match=rf"code: c1 -> c2.*or set {OTHER_CODE}=1 to resume with the new code"):
         claim(tmp_path, BEGUN, "c2")
     assert (tmp_path / "run.json").read_bytes() == before, "a refused start is no attempt"
 
@@ -126,7 +124,7 @@ def run(tmp_path):
     """A run as its stage sees it, and a loop of the same length that has ended."""
     part, state = train_slice("global", recipe=recipe(steps=2)), tmp_path / "state"
     store = plain_store(state)
-    store = store.model_copy(update={"metadata": {**store.facts, "tokenizer_sha256": "70c"}})
+    store = store.model_copy(update={"metadata": {**store.metadata, "tokenizer_sha256": "70c"}})
     context = Context(tmp_path / "out.json", state, {"store": store}, "", "x", 1, "cpu", "c1")
     found = Run(part, context, World(0, 1, torch.device("cpu")))
     loop = make_loop(found.folder / "checkpoints", part.recipe)
@@ -138,7 +136,7 @@ def test_a_run_lies_under_its_variant_seed_and_stage(run):
     found, _ = run
     assert found.folder == found.context.state / "runs" / "global" / "seed1" / "pretrain"
     assert found.label == "pretrain global seed 1"
-    begun = found.begun_with()
+    begun = found.run_key()
     assert set(begun["inputs"]) == {"store"} and json.loads(json.dumps(begun)) == begun
 
 
@@ -181,3 +179,14 @@ def test_other_ranks_export_and_describe_nothing(run):
     export(second, lm("global", dtype=torch.float32))
     made = describe(second, loop, {"codes": []}, None)
     assert not (second.folder / "final").exists() and (made.files, made.facts) == ({}, {})
+
+
+@pytest.mark.parametrize(("steps", "rank", "warnings"), [(15, 0, 0), (16, 0, 1), (16, 1, 0)])
+def test_a_store_smaller_than_the_run_is_a_warning_with_both_numbers(tmp_path, caplog, steps, rank, warnings):
+    store = plain_store(tmp_path, tokens=15 * 4 * 64 + 1)
+    context = Context(tmp_path / "m.json", tmp_path, {"store": store}, "", "t", 1, "cpu")
+    world = World(rank, 2, torch.device("cpu"))
+    open_batches(Run(train_slice(recipe=recipe(steps=steps)), context, world))
+    lines = [record.getMessage() for record in caplog.records if record.name == "iha"]
+    assert len(lines) == warnings
+    assert all("reads its store 1.07 times" in x and "64 samples" in x and "has 60" in x for x in lines)

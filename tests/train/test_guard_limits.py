@@ -79,11 +79,11 @@ def test_trouble_is_where_the_latest_run_of_skipped_steps_began():
     guard = filled([2.0])
     for step in (4, 5, 6):
         guard.skip(step, "x", "there")
-    assert (guard.trouble, guard.skipped) == (4, 3)
+    assert (guard.last_spike_step, guard.skipped) == (4, 3)
     guard.accept(2.0, 1.0)
-    assert guard.trouble == 4, "what was saved before it is still the healthy one"
+    assert guard.last_spike_step == 4, "what was saved before it is still the healthy one"
     guard.skip(9, "x", "there")
-    assert (guard.trouble, guard.skipped) == (9, 4)
+    assert (guard.last_spike_step, guard.skipped) == (9, 4)
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 3])

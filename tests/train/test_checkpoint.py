@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from trainlab import Asked, Kept, Silent, make_loop, recipe, run_loop
+from trainlab import Asked, Kept, make_loop, recipe, run_loop
 
 from iha.artifacts.manifest import sha256_file
 from iha.errors import CheckpointError
@@ -88,7 +88,7 @@ def cut_manifest(folder):
 
 
 @pytest.mark.parametrize("damage", [truncate, flip, drop, add, half_rows, other_type, no_manifest, cut_manifest])
-def test_trn_13_a_bad_checkpoint_is_set_aside_and_the_one_before_taken(trained, damage, caplog):
+def test_a_bad_checkpoint_is_set_aside_and_the_one_before_taken(trained, damage, caplog):
     folder, rows = trained
     damage(folder / "step_00000016")
     loop, found = resumed(folder)
@@ -97,12 +97,12 @@ def test_trn_13_a_bad_checkpoint_is_set_aside_and_the_one_before_taken(trained, 
     assert [p.name for p in folder.glob("bad_*")] == ["bad_step_00000016_0"]
     assert "cannot be trusted" in caplog.text
     again = Kept()
-    assert loop.run(Asked(), again, Silent())
+    assert loop.run([again])
     assert {s: again.rows[s] for s in range(13, 17)} == {s: rows[s] for s in range(13, 17)}
     assert resumed(folder)[0].counters.step == 16
 
 
-def test_trn_13_no_trusted_checkpoint_is_an_error_not_a_fresh_start(trained):
+def test_no_trusted_checkpoint_is_an_error_not_a_fresh_start(trained):
     folder, _ = trained
     for step in steps_in(folder):
         truncate(folder / f"step_{step:08d}")
@@ -110,7 +110,7 @@ def test_trn_13_no_trusted_checkpoint_is_an_error_not_a_fresh_start(trained):
         resumed(folder)
 
 
-def test_trn_13_leftovers_of_a_killed_save_are_ignored_and_removed(trained):
+def test_leftovers_of_a_killed_save_are_ignored_and_removed(trained):
     folder, _ = trained
     shutil.copytree(folder / "step_00000016", folder / "step_00000020.tmp")
     loop, _ = resumed(folder)
@@ -118,7 +118,7 @@ def test_trn_13_leftovers_of_a_killed_save_are_ignored_and_removed(trained):
     assert not list(folder.glob("*.tmp"))
 
 
-def test_trn_04_resume_is_bit_exact_and_needs_the_moments(tmp_path):
+def test_resume_is_bit_exact_and_needs_the_moments(tmp_path):
     straight = run_loop(make_loop(tmp_path / "straight", PLAN)).rows
     for step in (4, 8):
         (tmp_path / "cut").mkdir(exist_ok=True)
@@ -126,22 +126,22 @@ def test_trn_04_resume_is_bit_exact_and_needs_the_moments(tmp_path):
     loop, _ = resumed(tmp_path / "cut")
     assert loop.counters.step == 8
     rest = Kept()
-    assert loop.run(Asked(), rest, Silent())
+    assert loop.run([rest])
     assert rest.rows == {s: straight[s] for s in range(9, 17)}
     final = [load_file(tmp_path / run / "step_00000016" / "rank_0.safetensors") for run in ("straight", "cut")]
     assert all(torch.equal(final[0][name], final[1][name]) for name in final[0])
 
 
-def test_trn_04_negative_control_weights_alone_drift_from_the_second_step(tmp_path):
+def test_negative_control_weights_alone_drift_from_the_second_step(tmp_path):
     straight = run_loop(make_loop(tmp_path, PLAN)).rows
     for step in (12, 16):
         shutil.rmtree(tmp_path / f"step_000000{step}")
     loop, _ = resumed(tmp_path)
-    for name, tensor in loop._optimizer.tensors().items():
+    for name, tensor in loop.optimizer.tensors().items():
         if not name.startswith("weight."):
             tensor.zero_()
     rest = Kept()
-    assert loop.run(Asked(), rest, Silent())
+    assert loop.run([rest])
     assert rest.rows[9]["grad_norm"] == straight[9]["grad_norm"]
     assert rest.rows[10]["grad_norm"] != straight[10]["grad_norm"]
 
@@ -150,11 +150,11 @@ def test_a_stop_saves_the_boundary_it_stands_on(tmp_path):
     loop, asked = make_loop(tmp_path, PLAN), Asked()
 
     class StopAt(Kept):
-        def log(self, step, **metrics):
+        def __call__(self, step, metrics):
             if step == 6:
                 asked.reason = "SIGTERM"
 
-    assert not loop.run(asked, StopAt(), Silent())
+    assert not loop.run([StopAt()], asked)
     assert steps_in(tmp_path) == [4, 6]
 
 

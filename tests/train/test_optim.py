@@ -5,7 +5,7 @@ import torch
 from trainlab import KINDS, MODEL, VOCAB, recipe, variant
 
 from iha.model.transformer import build_model
-from iha.train.optim import AdamW, decay_split
+from iha.train.optimizer import AdamW, decay_split
 
 DECAYED = {"attention.qkv.weight", "attention.out.weight", "ffn.gate_up.weight", "ffn.down.weight"}
 NORMS = {"attention_norm.weight", "ffn_norm.weight"}
@@ -23,7 +23,7 @@ def model_of(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_trn_11_table_of_groups(kind):
+def test_table_of_groups(kind):
     model = model_of(kind)
     names = [name for name, _ in model.named_parameters()]
     decayed, plain = decay_split(names, model.no_decay_names())

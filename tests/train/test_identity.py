@@ -10,7 +10,7 @@ from iha.artifacts.manifest import Manifest, file_entry
 from iha.data.stamps import write_stamps
 from iha.errors import CheckpointError, DataError
 from iha.train.distributed import World
-from iha.train.identity import OTHER_CODE, check_data, claim
+from iha.train.run import OTHER_CODE, check_data, claim
 
 ALONE = World(0, 1, torch.device("cpu"))
 BEGUN = {"slice": {"recipe": {"lr": 1e-3}}, "inputs": {"store": "aa"}}

@@ -11,7 +11,7 @@ from trainlab import make_loop, recipe, run_loop
 
 from iha.errors import CheckpointError, UserError
 from iha.train.checkpoint import folder_of, kept, load_newest, prune, save, steps_in
-from iha.train.distributed import Piece, World, piece, whole
+from iha.train.distributed import LocalShard, World, full_tensor, local_shard
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -87,11 +87,11 @@ def test_pruning_removes_what_rotation_drops_and_leftovers_but_nothing_set_aside
     put(tmp_path, 1, 2, 3, 4)
     for name in ("step_00000009.tmp", "bad_step_00000001_0", "notes"):
         (tmp_path / name).mkdir()
-    prune(tmp_path, keep=2, trouble=1)
+    prune(tmp_path, keep=2, last_spike_step=1)
     left = {p.name for p in tmp_path.iterdir()}
     whole_ones = {"step_00000001", "step_00000003", "step_00000004"}
     assert left == whole_ones | {"latest", "bad_step_00000001_0", "notes"}
-    prune(tmp_path, keep=2, trouble=1)
+    prune(tmp_path, keep=2, last_spike_step=1)
     assert {p.name for p in tmp_path.iterdir()} == left
 
 
@@ -186,8 +186,8 @@ def test_a_full_disk_leaves_the_checkpoints_there_and_the_run_goes_on_later(tmp_
 
 def test_one_process_holds_all_rows_and_answers_for_everybody():
     tensor = torch.zeros(4, 2, requires_grad=True)
-    assert piece(tensor, ALONE) == Piece(tensor, (4, 2), 0, 4, True)
-    second = piece(torch.tensor(1.0), World(1, 2, torch.device("cpu")))
+    assert local_shard(tensor, ALONE) == LocalShard(tensor, (4, 2), 0, 4, True)
+    second = local_shard(torch.tensor(1.0), World(1, 2, torch.device("cpu")))
     assert (second.shape, second.start, second.stop, second.owner) == ((), 0, 1, False)
-    assert (ALONE.gather("x"), ALONE.lead("x"), ALONE.sum(tensor) is tensor) == (["x"], "x", True)
-    assert ALONE.close() is None and not whole(tensor).requires_grad
+    assert (ALONE.gather("x"), ALONE.broadcast("x"), ALONE.sum(tensor) is tensor) == (["x"], "x", True)
+    assert ALONE.close() is None and not full_tensor(tensor).requires_grad

@@ -23,7 +23,7 @@ def filled(loss=3.0, norm=1.0):
     ("loss", "norm", "word"),
     [(math.nan, 1.0, "loss nan"), (3.0, math.inf, "norm inf"), (3.0, 2e8, "norm 2e+08"), (4.5, 1.0, "loss 4.5")],
 )
-def test_trn_10_loss_and_norm_are_both_judged(loss, norm, word):
+def test_loss_and_norm_are_both_judged(loss, norm, word):
     assert word in filled().problem(loss, norm)
 
 
@@ -48,20 +48,20 @@ def test_a_restored_guard_judges_alike():
 
 def poison(loop, steps):
     """Make the gradient of some steps (0-based) infinite, as an overflow does; the loss stays finite."""
-    original = loop._gradients
+    original = loop.compute_gradients
 
     def gradients(batch, labelled):
         loss, norm = original(batch, labelled)
         if loop.counters.step in steps:
-            loop._optimizer.gradients()[0].fill_(math.inf)
-            norm = float(torch.nn.utils.get_total_norm(loop._optimizer.gradients()))
+            loop.optimizer.gradients()[0].fill_(math.inf)
+            norm = float(torch.nn.utils.get_total_norm(loop.optimizer.gradients()))
         return loss, norm
 
-    loop._gradients = gradients
+    loop.compute_gradients = gradients
 
 
 @pytest.mark.parametrize("bad", [{6}, set(range(6, 17))])
-def test_trn_10_last_healthy_checkpoint_survives_rotation(tmp_path, bad):
+def test_last_healthy_checkpoint_survives_rotation(tmp_path, bad):
     loop = make_loop(tmp_path, recipe(steps=17, checkpoint_every=1, keep_checkpoints=3))
     poison(loop, bad)
     rows = run_loop(loop).rows
@@ -69,10 +69,10 @@ def test_trn_10_last_healthy_checkpoint_survives_rotation(tmp_path, bad):
     assert rows[7]["skipped"] == 1
     assert rows[17]["skipped"] == len(bad)
     assert math.isinf(rows[7]["grad_norm"])
-    assert all(p.isfinite().all() for p in loop._objective.parameters())
+    assert all(p.isfinite().all() for p in loop.model.parameters())
 
 
-def test_trn_10_a_skipped_step_changes_no_weight_and_no_moment(tmp_path):
+def test_a_skipped_step_changes_no_weight_and_no_moment(tmp_path):
     loop = make_loop(tmp_path, recipe(steps=7, checkpoint_every=6))
     poison(loop, {6})
     run_loop(loop)
@@ -81,7 +81,7 @@ def test_trn_10_a_skipped_step_changes_no_weight_and_no_moment(tmp_path):
     assert after["updates.embed"].item() == 6
 
 
-def test_trn_10_too_many_skipped_steps_stop_the_run_with_a_message(tmp_path):
+def test_too_many_skipped_steps_stop_the_run_with_a_message(tmp_path):
     loop = make_loop(tmp_path, recipe(steps=20, checkpoint_every=1, max_skipped=3))
     poison(loop, set(range(6, 20)))
     with pytest.raises(UserError, match=r"step 9.*max_skipped allows 3.*Lower lr"):

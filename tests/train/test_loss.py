@@ -69,7 +69,7 @@ def embedding_for(losses):
     return model
 
 
-def test_trn_01_micro_batches_are_weighted_by_their_tokens(tmp_path):
+def test_micro_batches_are_weighted_by_their_tokens(tmp_path):
     tokens = torch.tensor([[0, 1, 1], [1, 2, 3]])
     targets = torch.tensor([[0, -100, -100], [0, 0, 0]])
     seen = {}
@@ -80,8 +80,8 @@ def test_trn_01_micro_batches_are_weighted_by_their_tokens(tmp_path):
             Fixed(lambda step: (tokens, targets)),
             embedding_for([4.0, 1.0, 1.0, 2.0]),
         )
-        loss, norm = loop._gradients(loop._batches.batch(0), 4)
-        seen[micro] = (loss, norm, [g.clone() for g in loop._optimizer.gradients()])
+        loss, norm = loop.compute_gradients(loop.batches.batch(0), 4)
+        seen[micro] = (loss, norm, [g.clone() for g in loop.optimizer.gradients()])
     assert seen[1][0] == pytest.approx(2.0, rel=1e-6)
     assert seen[2][0] == pytest.approx(seen[1][0], rel=1e-6)
     for one, two in zip(seen[1][2], seen[2][2], strict=True):

@@ -49,7 +49,7 @@ def test_the_number_of_ranks_does_not_change_the_run(tmp_path, single, size, nod
     assert_close(lab, single)
 
 
-def test_trn_05_a_checkpoint_of_two_ranks_is_resumed_by_one_and_by_four(tmp_path, single):
+def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_by_four(tmp_path, single):
     lab = Lab(tmp_path)
     codes = [code for code, _ in lab.ranks(PART, 2, IHA_FAULT="step@4:kill")]
     assert codes == [-signal.SIGKILL] * 2
@@ -62,7 +62,7 @@ def test_trn_05_a_checkpoint_of_two_ranks_is_resumed_by_one_and_by_four(tmp_path
     assert_close(lab, single)
 
 
-def test_dst_02_a_signal_to_one_rank_stops_all_at_one_step(tmp_path, single):
+def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path, single):
     lab, gate = Lab(tmp_path), tmp_path / "gate"
     journal = lab.folder(PART) / "metrics.jsonl"
     ranks = lab.start_ranks(PART, 2, IHA_FAULT=f"step@3:wait={gate}")
@@ -85,7 +85,7 @@ class Alone(World):
         return values
 
 
-def test_trn_02_each_labelled_token_weighs_the_same_on_every_rank(tmp_path):
+def test_each_labelled_token_weighs_the_same_on_every_rank(tmp_path):
     """5 labelled tokens on one rank, 1 on the other: the averaged gradient is that of all 6 in one batch."""
     tokens = torch.tensor([[0, 1, 2, 3, 4], [5, 6, 7, 0, 1]])
     targets = torch.tensor([[1, 2, 3, 4, 5], [6, -100, -100, -100, -100]])
@@ -94,8 +94,8 @@ def test_trn_02_each_labelled_token_weighs_the_same_on_every_rank(tmp_path):
     def gradients(rank, size):
         loop = make_loop(tmp_path, plan, Fixed(lambda step: (tokens, targets)), Bigram())
         loop.world = Alone(rank, size, torch.device("cpu"))
-        loop._gradients(loop._batches.batch(0, rank, size), 6)
-        return loop._optimizer.gradients()
+        loop.compute_gradients(loop.batches.batch(0, rank, size), 6)
+        return loop.optimizer.gradients()
 
     both = [torch.stack(pair).mean(0) for pair in zip(gradients(0, 2), gradients(1, 2), strict=True)]
     for ours, expected in zip(both, gradients(0, 1), strict=True):

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from iha.errors import UserError
-from iha.train import lease as module
-from iha.train.lease import lease
+from iha.train import run as module
+from iha.train.run import lease
 
 
 def holder(folder, ready):
@@ -35,14 +35,14 @@ def held(tmp_path):
     os.waitpid(pid, 0)
 
 
-def test_slx_01_second_writer_is_refused_and_told_who_holds_the_run(held, caplog):
+def test_second_writer_is_refused_and_told_who_holds_the_run(held, caplog):
     folder, pid = held
     with pytest.raises(UserError, match=rf"process {pid} on .*Slurm job 77, restart 2"), lease(folder, wait=0.3):
         pass
     assert f"held by process {pid}" in caplog.text
 
 
-def test_slx_01_a_requeued_job_waits_for_its_first_life_to_end(held, monkeypatch):
+def test_a_requeued_job_waits_for_its_first_life_to_end(held, monkeypatch):
     folder, pid = held
     monkeypatch.setattr(module, "POLL", 0.02)
     threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()

@@ -76,13 +76,13 @@ def test_fine_tuning_isolates_documents(lab):
     assert abs(lab.losses(TUNE)[1] - first_loss(lab, TUNE, isolate=False)) > 1e-4
 
 
-def test_sft_02_loss_counts_the_labelled_tokens_only(lab):
+def test_loss_counts_the_labelled_tokens_only(lab):
     batch = Batches(TokenStore.open(packed_store(lab.state), lab.state), 64, 4, 1).batch(0)
     assert int((batch.targets != -100).sum()) == 4 * (10 + 22)
 
 
 @pytest.mark.parametrize("part", [LONG, TUNE], ids=lambda p: p.stage)
-def test_trn_07_children_run_their_own_schedule_from_step_0(lab, part):
+def test_children_run_their_own_schedule_from_step_0(lab, part):
     lines = [json.loads(x) for x in (lab.folder(part) / "metrics.jsonl").read_text().splitlines()]
     rates = [x["values"]["lr"] for x in lines if x["event"] == "metrics" and "lr" in x["values"]]
     assert rates[0] == pytest.approx(part.recipe.lr / part.recipe.warmup_steps)
