@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import lm_eval
+import nltk
 import pytest
+import wonderwords
 from datalab import tokenizer
 from datasets import Dataset
 from evallab import Oracle, net
@@ -37,7 +41,11 @@ def stock(task: str, items: list, length: int) -> ConfigurableTask:
     """The stock task with its generator replaced by our items in its columns."""
     name = task if task.startswith("niah") else f"ruler_{task}"
     (path,) = [p for p in FOLDER.glob("*.yaml") if f"\ntask: {name}\n" in f"\n{p.read_text()}"]
-    config = load_yaml(path, resolve_func=True)
+    with pytest.MonkeyPatch.context() as patch:
+        # Importing its generators sorts six million pairs of words and downloads a sentence tokenizer.
+        patch.setattr(nltk, "download", lambda *_, **__: True)
+        patch.setattr(wonderwords, "RandomWord", lambda: SimpleNamespace(_categories=defaultdict(lambda: ["cat"])))
+        config = load_yaml(path, resolve_func=True)
     rows = [
         {
             "index": i["index"], "input": i["input"], "outputs": i["outputs"], "length": i["length"],
