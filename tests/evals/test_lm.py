@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from datalab import SIZE, tokenizer
@@ -9,6 +11,7 @@ from evallab import KINDS, Scripted, ids, net
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
+from iha.cli import main
 from iha.errors import ConfigError, DataError
 from iha.evals.generate import Answer, AnswerJournal, Sampling
 from iha.evals.lm import DEFAULT_MAX_GEN, IhaLM, sampling_of
@@ -213,3 +216,23 @@ def test_it_can_be_built_from_folders(tmp_path):
     lm = get_model("iha").create_from_arg_obj(arguments, {"batch_size": 2, "device": None})
     assert lm.batch_size == 2 and lm.model.vocab_size == SIZE
     assert lm.generate_until([ask("the cat")]) == adapter(net("diff")).generate_until([ask("the cat")])
+
+
+def test_a_prompt_that_ends_in_a_blank_is_continued_as_it_is_generated_from():
+    """lm-eval moves the blank to the continuation; then the gold would be scored after another prompt."""
+    lm, prompt = adapter(), "the cat sat on "
+    lm.answers([ask(prompt)], {prompt: "a mat"})
+    (gold,) = lm.gold([(prompt, "a mat")])
+    tail = tokenizer().encode_text("a mat")
+    logits = net("iha")(torch.tensor([[*ids(prompt), *tail]])).log_softmax(-1)[0]
+    expected = sum(logits[len(ids(prompt)) - 1 + i, token].item() for i, token in enumerate(tail))
+    assert gold.nll == pytest.approx(-expected, abs=1e-3) and gold.tokens == len(tail)
+
+
+@pytest.mark.parametrize("arguments", [["--model", "iha", "--tasks", "gsm8k"], ["-h"], ["ls", "tasks"], []])
+def test_all_arguments_of_the_command_are_lm_evals(monkeypatch, arguments):
+    seen = []
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: seen.append(sys.argv[1:]))
+    before = sys.argv
+    main(["lm-eval", *arguments])
+    assert seen == [arguments] and sys.argv is before

@@ -17,7 +17,7 @@ from iha.artifacts.manifest import Manifest, file_entry, sha256_file, verify_fil
 from iha.config.schema import BookSource, Suite, Variant
 from iha.errors import UserError
 from iha.evals import run as run_module
-from iha.evals import sandbox
+from iha.evals import sandbox, symbolic
 from iha.evals.generate import AnswerJournal
 from iha.evals.lm import IhaLM
 from iha.evals.mirror import write_set
@@ -161,6 +161,29 @@ def test_base_models_read_stock_prompts_and_chat_models_the_bare_question():
     turns = json.loads(chat.asked[0].args[0])
     assert [t["role"] for t in turns[:-1]] == ["user"] and turns[0]["content"].count("Question:") == 1
     assert chat.asked[0].args[1]["until"] == [] and len(chat.asked) == 2 * 12
+
+
+def test_the_examples_that_each_task_really_used_are_recorded(monkeypatch):
+    monkeypatch.setattr(sandbox, "available", lambda: "not here.")
+    lm = Oracle(lambda doc, n: "")
+    few = run(lm, *ALL, settings=Settings(1, 0.6, 100, 64, limit=1, shots=2))
+    assert few.shots == {"gsm8k": 2, "math500": 4, "mbpp": 3, "humaneval": 0}
+    counts = {r.task_name: r.args[0].count("Question:") + r.args[0].count("Problem:") - 1 for r in lm.asked}
+    assert counts == {"gsm8k": 2, "minerva_math500": 4}
+    assert run(lm, "gsm8k", "math500", settings=replace(CHAT, limit=1)).shots == {"gsm8k": 0, "math500": 0}
+
+
+def test_comparisons_without_a_verdict_are_counted(monkeypatch, caplog):
+    """A sum over ten million terms against 1.5 needs longer than a comparison may take."""
+    hard = r"\sum_{k=1}^{10000000}\frac{1}{k^2+k\sin k}"
+    monkeypatch.setattr(symbolic, "SECONDS", 1.0)
+    monkeypatch.setattr(
+        run_module, "official_scores", lambda *_: [{("exact_match", "none"): 0.0, ("math_verify", "none"): 0.0}]
+    )
+    answers = Oracle(lambda doc, number: rf"\boxed{{{hard}}}")
+    result = run(answers, "math500", settings=Settings(1, 0.6, 300, 64, limit=1))
+    assert result.grading_timeouts == {"math500": 1}
+    assert "math500: 1 comparisons of answers ran out of time" in caplog.text
 
 
 def test_few_shots_that_the_stock_task_fixes_are_left_alone():
