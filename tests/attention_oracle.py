@@ -44,12 +44,16 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: floa
     return torch.einsum("bhqk,bhkd->bhqd", weights / weights.sum(-1, keepdim=True), v)
 
 
-def rope(x: Tensor, theta: float, first: int = 0) -> Tensor:
-    """Rotate (B, L, H, d) by positions first .. first + L - 1, pair (i, i + d/2) by angle position x theta^(-2i/d)."""
+def rope(x: Tensor, theta: float, first: int = 0, places: Tensor | None = None) -> Tensor:
+    """Rotate (B, L, H, d) by positions first .. first + L - 1, pair (i, i + d/2) by angle position x theta^(-2i/d).
+
+    `places` (L,): other positions, whole or not.
+    """
     half = x.shape[-1] // 2
+    at = torch.arange(x.shape[1], dtype=torch.float64) + first if places is None else places.double()
     out = torch.empty_like(x)
     for i in range(half):
-        angle = (torch.arange(x.shape[1], dtype=torch.float64) + first) * theta ** (-2 * i / x.shape[-1])
+        angle = at * theta ** (-2 * i / x.shape[-1])
         cos, sin = angle.cos()[None, :, None], angle.sin()[None, :, None]
         out[..., i] = x[..., i] * cos - x[..., i + half] * sin
         out[..., i + half] = x[..., i + half] * cos + x[..., i] * sin
@@ -100,15 +104,16 @@ def diff(module: torch.nn.Module, x: Tensor, theta: float, seen: Tensor, layer: 
     return torch.cat(heads, dim=-1) @ module.out.weight.T
 
 
-def iha(module: torch.nn.Module, x: Tensor, theta: float, seen: Tensor) -> Tensor:
-    """Spec 2.2, with its einsums: mix, interleave, rotate, attend, un-interleave, collapse, W_O."""
+def iha(module: torch.nn.Module, x: Tensor, theta: float, seen: Tensor, places: Tensor | None = None) -> Tensor:
+    """Spec 2.2, with its einsums: mix, interleave, rotate (virtual positions, or at `places`), attend, un-interleave,
+    collapse, W_O."""
     p = module.alpha_q.shape[0]
     batch, length = x.shape[:2]
     virtual = []
     for alpha, base in zip((module.alpha_q, module.alpha_k, module.alpha_v), qkv(module, x), strict=True):
         mixed = torch.einsum("phm,bnmd->bhpnd", alpha, base)
         virtual.append(mixed.transpose(2, 3).reshape(batch, module.n_heads, length * p, module.head_dim))
-    q, k = (rope(t.transpose(1, 2), theta).transpose(1, 2) for t in virtual[:2])
+    q, k = (rope(t.transpose(1, 2), theta, places=places).transpose(1, 2) for t in virtual[:2])
     o = softmax_attention(q, k, virtual[2], seen, module.head_dim**-0.5)
     o = o.view(batch, module.n_heads, length, p, module.head_dim)
     if module.collapse.dim() == 2:

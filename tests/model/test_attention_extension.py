@@ -45,7 +45,7 @@ def test_a_variant_from_outside_is_configured_trained_decoded_and_saved(tmp_path
 def test_a_forward_of_another_shape_is_named_and_never_broadcast(shape, monkeypatch):
     monkeypatch.setattr(ToyAttention, "compute", lambda self, x, context, cache: x.new_zeros(shape))
     with pytest.raises(ConfigError) as caught:
-        check_shapes(build_model(SMALL, TOY, 50, 64, seed=1))
+        build_model(SMALL, TOY, 50, 64, seed=1)
     assert "ToyAttention of layer 0" in str(caught.value) and f"returned {shape}" in str(caught.value)
     assert "(1, 2, 32)" in str(caught.value)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
 from iha.artifacts.manifest import atomic_path, write_json
 from iha.config.schema import ModelConfig, Variant
@@ -56,6 +57,8 @@ def load_model(
 ) -> Transformer:
     """Rebuild a saved model through the meta device; every weight must be there, and no other.
 
+    `dtype`: as `cast_weights` takes it; None: as saved.
+
     Raises:
         CheckpointError: header or weights are missing, broken or of another shape.
     """
@@ -69,7 +72,20 @@ def load_model(
         model.load_state_dict(weights, strict=True, assign=True)
     except (KeyError, TypeError, ConfigError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: not a complete model ({error}). Rerun the stage that writes it.") from error
-    return model.to(dtype=dtype) if dtype is not None else model
+    return model if dtype is None else cast_weights(model, dtype)
+
+
+def cast_weights(model: Transformer, dtype: torch.dtype) -> Transformer:
+    """Cast a model in place; to 16 bits, only matrices and embeddings: mixes, lambda vectors and norms stay fp32.
+
+    They are few, and a mantissa of 8 bits would round the noise around an identity away.
+    """
+    if dtype.itemsize >= 4:
+        return model.to(dtype)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.to(dtype)
+    return model
 
 
 TOKENIZER_FILE = "ids.json"

@@ -1,4 +1,4 @@
-"""Writing tensors, with a full disk said in words."""
+"""Writing tensors to disk. Apart from `files`, so that checkpoints and studies need no language model for it."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     except SafetensorError as error:
         raise UserError(
             f"{path}: cannot be written ({error}). Free space there, or set runtime.state_dir to another disk and move "
-            f"the folder; then start again. What was saved before is whole."
+            f"the folder; then start again. What was saved before is complete."
         ) from error

@@ -244,12 +244,14 @@ def build_model(
     """A model on `device`, initialised from `seed`; with seed None its weights are to be loaded.
 
     Raises:
-        ConfigError: the variant cannot be built at this size, or has other parameters than its spec counts.
+        ConfigError: the variant cannot be built at this size, has other parameters than its spec counts, or returns
+            another shape than its input has.
     """
     with torch.device(device):
         transformer = Transformer(model, attention, vocab_size, pretrain_len, backend)
     if seed is not None:
         transformer.init_weights(seed)
+        check_shapes(transformer)
     return transformer
 
 

@@ -155,7 +155,7 @@ class Attention(nn.Module, ABC):
 
         Hv divides H; dv may be less or more than d. Scores are multiplied by `self.scale`, d ** -0.5 of a plain head.
         """
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.to(k.dtype).transpose(1, 2)
         if cache is not None:
             k, v = cache.append(k, v)
         out = attend(q.to(k.dtype), k, v, self.mask(context, k.shape[2]), self.scale, self.backend)
