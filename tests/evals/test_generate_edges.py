@@ -30,7 +30,7 @@ from iha.evals.generate import (
 )
 from iha.evals.likelihood import PARTS, gold_scores, position_loss
 from iha.evals.lm import IhaLM
-from iha.evals.run import ask
+from iha.evals.run import draw_answers
 
 
 def scripted(script, draw):
@@ -208,12 +208,12 @@ def test_replies_come_back_by_their_orders():
     lm = IhaLM(Scripted({start: tokens("hats")}), tokenizer(), max_length=64)
     request = Instance("generate_until", {}, ("the cat", {"max_gen_toks": 9}), 0, ("t", 0, 1))
     other = Instance("generate_until", {}, ("a dog the cat", {"max_gen_toks": 9}), 0, ("t", 1, 1))
-    assert ask(lm, [(request, 2), (other, 0), (other, 1)]) == [
+    assert draw_answers(lm, [(request, 2), (other, 0), (other, 1)]) == [
         [Answer("hats", "eos", 1)] * 2,
         [],
         [Answer("hats", "eos", 1)],
     ]
-    assert ask(lm, []) == []
+    assert draw_answers(lm, []) == []
 
 
 def run_of(length, steps=1):

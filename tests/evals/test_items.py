@@ -101,7 +101,7 @@ def test_repeated_items_are_counted_with_a_warning(tmp_path, caplog):
 
 
 def test_a_benchmark_without_templates_names_the_other_sources(tmp_path):
-    with pytest.raises(DataError, match=r"evals\.items\.humaneval: there are no templates for it; allowed: hub, files"):
+    with pytest.raises(DataError, match=r"evals\.items\.humaneval: no templates exist for it; allowed: hub, files"):
         write_set(tmp_path, "humaneval", "templates", items_dir=None, limit=3)
 
 

@@ -199,7 +199,7 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         ]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood of whole texts, in windows of `max_length`, every token scored once."""
+        """Log-likelihood of complete texts, in windows of `max_length`, every token scored once."""
         totals = []
         for request in requests:
             windows = get_rolling_token_windows(

@@ -195,13 +195,13 @@ def _from_hub(task: str) -> Splits:
 
     hub = SETS[task]
     try:
-        found = datasets.load_dataset(hub.path, hub.config)
+        rows = datasets.load_dataset(hub.path, hub.config)
     except Exception as error:
         raise DataError(
-            f"evals.items.{task}: {hub.path} cannot be read from the hub ({error}). Run this stage where there is a "
+            f"evals.items.{task}: {hub.path} cannot be read from the hub ({error}). Run this stage on a machine with a "
             f"network, or set evals.items.{task} to files or templates in the config file."
         ) from error
-    return {split: [(f"{split} row {n}", dict(row)) for n, row in enumerate(found[split], 1)] for split in hub.splits}
+    return {split: [(f"{split} row {n}", dict(row)) for n, row in enumerate(rows[split], 1)] for split in hub.splits}
 
 
 def local_files(part: ItemsSlice) -> list[str]:
@@ -237,9 +237,9 @@ def file_names(task: str) -> dict[str, tuple[str, ...]]:
 
 def _read(folder: Path, *patterns: str) -> list[tuple[str, dict[str, Any]]]:
     for pattern in patterns:
-        found = sorted(folder.glob(pattern))
-        if found:
-            return _records(found[0])
+        paths = sorted(folder.glob(pattern))
+        if paths:
+            return _records(paths[0])
     raise DataError(f"evals.items_dir: {folder} has no {patterns[0]}; one JSON item per line in the hub's columns.")
 
 
@@ -277,7 +277,7 @@ def _from_templates(task: str, limit: int | None) -> Splits:
 
     name: templates.Task | None = next((t for t in get_args(templates.Task) if t == task), None)
     if name is None:
-        raise DataError(f"evals.items.{task}: there are no templates for it; allowed: hub, files, package.")
+        raise DataError(f"evals.items.{task}: no templates exist for it; allowed: hub, files, package.")
     rows = {"test": templates.items(name, "test", limit or TEMPLATE_ITEMS, 0)}
     if "train" in SETS[task].splits:
         rows["train"] = templates.items(name, "train", TEMPLATE_SHOTS, 0)

@@ -53,7 +53,7 @@ RulerKey = tuple[int, str]
 TRIES = {"mbpp": (1, 10), "humaneval": (1,)}
 #: Share of answers that stop at the generation limit above which a score is not to be trusted.
 MANY_TRUNCATED = 0.05
-#: Tokens of RULER prompts held at once: 60 prompts of 64k, or a whole small suite.
+#: Tokens of RULER prompts held at once: 60 prompts of 64k, or an entire small suite.
 BLOCK_TOKENS = 4_000_000
 
 
@@ -258,7 +258,7 @@ class _BenchmarkRun:
             for request in self.requests
             for mode, count in draws.items()
         ]
-        replies = iter(ask(self.lm, orders, golds))
+        replies = iter(draw_answers(self.lm, orders, golds))
         for record in self.records:
             for mode in draws:
                 record.answers += [GradedAnswer(a.text, None, None, a.finish, mode) for a in next(replies)]
@@ -357,7 +357,7 @@ def _ruler_records(lm: LM, block: Sequence[tuple[RulerKey, Item]], context: int,
         blank = "" if request.args[0].endswith(" ") else " "
         golds.append((request.args[0], blank + ", ".join(item["outputs"])))
     records = []
-    replies = ask(lm, [(request, 1) for request in asked], dict(golds))
+    replies = draw_answers(lm, [(request, 1) for request in asked], dict(golds))
     for ((length, task), item), request, (reply,) in zip(block, asked, replies, strict=True):
         record = ItemRecord("ruler", task, item["index"], prompt_sha(request.args[0]), length, depth=item["depth"])
         record.scores.update(score(task, reply.text, item["outputs"]))
@@ -388,8 +388,10 @@ def _ruler_rows(records: Sequence[ItemRecord], source: str) -> list[MetricRow]:
 # Asking and summarising, shared by both ------------------------------------------------------------------------------
 
 
-def ask(lm: LM, orders: Sequence[tuple[Instance, int]], golds: Mapping[str, str] | None = None) -> list[list[Answer]]:
-    """Answers to requests, as many as each asks for, in lm-eval's own way: a request repeated k times has k answers.
+def draw_answers(
+    lm: LM, orders: Sequence[tuple[Instance, int]], golds: Mapping[str, str] | None = None
+) -> list[list[Answer]]:
+    """Draw answers, as many per request as its number, in lm-eval's way: a request repeated k times has k answers.
 
     `golds`: prompt -> gold answer, to be scored on the same prefill; only our own adapter does.
     """

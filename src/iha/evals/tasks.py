@@ -148,7 +148,7 @@ def requests(
     Args:
         task: from `load_tasks`.
         limit: items, the first ones; None: all.
-        shots: few-shot examples; None: as the stock task says. A stock task with examples of its own has no more.
+        shots: few-shot examples; None: the stock task's number. Examples that a stock task fixes are not changed.
         template: renders a conversation (chat models), or None for plain text.
     """
     stock = task.config.num_fewshot

@@ -21,28 +21,28 @@ HAYSTACK_CHARS = 3_000_000
 def body(part: ItemsSlice, context: Context) -> StageResult:
     """Write `<state>/mirror`."""
     mirror = context.state / "mirror"
-    made = StageResult(metadata={"tasks": {}})
+    result = StageResult(metadata={"tasks": {}})
     folder = None if part.items_dir is None else Path(part.items_dir)
     if not part.needed:
-        return made
+        return result
     for task, source in sorted(part.items.items()):
         done = write_set(mirror, task, source, items_dir=folder, limit=part.limit)
-        made.metadata["tasks"][task] = asdict(done)
+        result.metadata["tasks"][task] = asdict(done)
         log.info("%s: %d %s items from %s", task, done.n, done.source, done.origin)
         for path in sorted((mirror / SETS[task].path / SETS[task].folder).glob("*.jsonl")):
-            made.files[f"{task}_{path.stem}"] = file_entry(path, context.state)
+            result.files[f"{task}_{path.stem}"] = file_entry(path, context.state)
     # The stage ruler reads these files: it sees a change of them here.
-    made.metadata["questions"] = {path.name: sha256_file(path) for path in local_files(folder)}
+    result.metadata["questions"] = {path.name: sha256_file(path) for path in local_files(folder)}
     write_code_metric(mirror)
     path, count = write_haystack(mirror, (t for t in documents(part.haystack) if isinstance(t, str)), HAYSTACK_CHARS)
-    made.files["haystack"] = file_entry(path, context.state)
-    made.metadata["haystack"] = {
+    result.files["haystack"] = file_entry(path, context.state)
+    result.metadata["haystack"] = {
         "source": haystack_kind(part.haystack),
         "n": count,
         "origin": part.haystack.model_dump(mode="json"),
-        "sha256": made.files["haystack"].sha256,
+        "sha256": result.files["haystack"].sha256,
     }
-    return made
+    return result
 
 
 def main() -> None:

@@ -23,22 +23,22 @@ def body(part: RulerSlice, context: Context) -> StageResult:
     tokenizer = Tokenizer.load(context.state / "tokenizer")
     materials = _materials(context)
     started = _started(part, tokenizer, materials)
-    made = StageResult(metadata={"length": part.length, "tokenizer": tokenizer.sha256, "tasks": {}})
+    result = StageResult(metadata={"length": part.length, "tokenizer": tokenizer.sha256, "tasks": {}})
     for task, rest in started.items():
         items = list(rest)
         path = item_path(context.state, part.length, task)
         write_items(path, items)
-        made.files[task] = context.entry(path)
+        result.files[task] = context.entry(path)
         lengths = [item["length"] for item in items]
-        made.metadata["tasks"][task] = {
+        result.metadata["tasks"][task] = {
             "n": len(items),
-            "sha256": made.files[task].sha256,
+            "sha256": result.files[task].sha256,
             "tokens_min": min(lengths),
             "tokens_max": max(lengths),
             "source": source_of(task, materials),
         }
         log.info("%s at %d: %d items of %d to %d tokens", task, part.length, len(items), min(lengths), max(lengths))
-    return made
+    return result
 
 
 def _started(part: RulerSlice, tokenizer: Tokenizer, materials: Materials) -> dict[str, Iterator[Item]]:

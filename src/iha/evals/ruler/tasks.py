@@ -99,10 +99,10 @@ def read_haystack(path: Path, source: str) -> Haystack:
         DataError: no words in it.
     """
     texts = [row["text"] for row in read_rows(path)]
-    found = tuple(" ".join(texts).split())
-    if not found:
+    running = tuple(" ".join(texts).split())
+    if not running:
         raise DataError(f"{path}: no text for RULER's essay haystacks. Change evals.haystack in the config file.")
-    return Haystack(found, source)
+    return Haystack(running, source)
 
 
 @dataclass(frozen=True)
@@ -212,12 +212,12 @@ def _needle_draft(shape: Needles, essay: Haystack | None, rng: Random, index: in
 
 def _in_essay(essay: Haystack, rng: Random, units: int, needles: Sequence[str]) -> str:
     """The first `units` words with a needle after the sentence at each of a few random depths."""
-    found, borders = essay.first(units)
+    text, borders = essay.first(units)
     sentences = len(borders) - 1
     cuts = sorted(borders[int(sentences * depth / 100)] for depth in rng.sample(DEPTHS, len(needles)))
     parts: list[str] = []
-    for start, end, needle in zip([0, *cuts], [*cuts, len(found)], [*needles, ""], strict=True):
-        parts += [" ".join(found[start:end]), needle]
+    for start, end, needle in zip([0, *cuts], [*cuts, len(text)], [*needles, ""], strict=True):
+        parts += [" ".join(text[start:end]), needle]
     return " ".join(part for part in parts if part)
 
 
@@ -356,10 +356,10 @@ def frequent_words(length: int) -> Task:
 
 def _coded_words(rng: Random, count: int) -> list[str]:
     """Different words of six random letters."""
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found["".join(chr(ord("a") + int(rng.random() * 26)) for _ in range(CODED_LETTERS))] = None
-    return list(found)
+    coded: dict[str, None] = {}
+    while len(coded) < count:
+        coded["".join(chr(ord("a") + int(rng.random() * 26)) for _ in range(CODED_LETTERS))] = None
+    return list(coded)
 
 
 # Question answering among distractor documents -----------------------------------------------------------------------
