@@ -37,7 +37,7 @@ def test_it_is_registered():
     assert get_model("iha") is IhaLM
 
 
-def test_evl_02_exactly_one_bos_in_plain_and_chat_prompts():
+def test_exactly_one_bos_in_plain_and_chat_prompts():
     """Also where the text itself spells BOS: text never becomes a control token."""
     lm, bos = adapter(), tokenizer().bos
     rendered = lm.apply_chat_template([{"role": "user", "content": "<|begin_of_text|> the cat"}])
@@ -47,7 +47,7 @@ def test_evl_02_exactly_one_bos_in_plain_and_chat_prompts():
     assert bos not in lm.tok_encode("the cat", add_special_tokens=False)
 
 
-def test_evl_02_every_request_is_checked(monkeypatch):
+def test_every_request_is_checked(monkeypatch):
     lm, bos = adapter(), tokenizer().bos
     monkeypatch.setattr(lm.tokens, "encode_chat", lambda *_, **__: ([bos, bos, 20], None))
     text = lm.apply_chat_template([{"role": "user", "content": "the cat"}])
@@ -61,7 +61,7 @@ def test_a_chat_prompt_is_the_tokenizers_own():
     assert lm.tok_encode(lm.apply_chat_template(turns)) == tokenizer().encode_chat(turns, add_generation_prompt=True)[0]
 
 
-def test_rul_04_an_answer_prefix_stands_after_the_assistants_header():
+def test_an_answer_prefix_stands_after_the_assistants_header():
     lm = adapter()
     user = {"role": "user", "content": "where is the cat"}
     text = lm.apply_chat_template([user, {"role": "assistant", "content": "it sat on"}], add_generation_prompt=False)
@@ -70,14 +70,14 @@ def test_rul_04_an_answer_prefix_stands_after_the_assistants_header():
 
 
 @pytest.mark.parametrize("most", [64, 65])
-def test_evl_04_a_limit_that_leaves_no_room_is_an_error_before_anything_runs(most):
+def test_a_limit_that_leaves_no_room_is_an_error_before_anything_runs(most):
     model = Scripted({})
     with pytest.raises(ConfigError, match=f"evals.max_new_tokens: {most} .* max_length 64; allowed: below 64"):
         adapter(model, max_length=64).generate_until([ask("the cat"), ask("a dog", max_gen_toks=most)])
     assert model.forwards == []
 
 
-def test_evl_04_a_prompt_that_does_not_fit_is_recorded_and_never_cut(caplog):
+def test_a_prompt_that_does_not_fit_is_recorded_and_never_cut(caplog):
     short, long = "a dog", "the cat sat on a mat and " * 9
     model = Scripted({ids(short)[-1]: [20, 21]})
     answers = adapter(model, max_length=64).answers([ask(long), ask(short)])
@@ -86,7 +86,7 @@ def test_evl_04_a_prompt_that_does_not_fit_is_recorded_and_never_cut(caplog):
     assert "1 of 2 prompts leave no room" in caplog.text
 
 
-def test_evl_04_a_prompt_that_just_fits_is_run_whole():
+def test_a_prompt_that_just_fits_is_run_whole():
     text = "the cat sat on a mat"
     model = Scripted({ids(text)[-1]: [20]})
     answers = adapter(model, max_length=len(ids(text)) + 6).answers([ask(text)])
@@ -119,7 +119,7 @@ def test_loglikelihood_without_context_starts_at_bos():
     assert alone == pytest.approx(sum(logits[i, t].item() for i, t in enumerate(ids("the cat")[1:])), abs=1e-4)
 
 
-def test_evl_04_loglikelihood_refuses_what_it_would_have_to_cut():
+def test_loglikelihood_refuses_what_it_would_have_to_cut():
     with pytest.raises(DataError, match="max_length is 8; nothing is cut"):
         adapter(max_length=8).loglikelihood([score("the cat sat on a mat and a dog ran", " to its end")])
 

@@ -46,7 +46,7 @@ print("evaluate" in sys.modules, "transformers" in sys.modules)
 """
 
 
-def test_evl_05_stock_tasks_are_built_with_sockets_blocked(tmp_path):
+def test_stock_tasks_are_built_with_sockets_blocked(tmp_path):
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_DATASETS_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED, str(mirror())],
@@ -159,7 +159,7 @@ def mbpp_row(task_id):
     }  # fmt: skip
 
 
-def test_cod_05_mbpp_files_of_974_give_the_500_test_items(tmp_path):
+def test_mbpp_files_of_974_give_the_500_test_items(tmp_path):
     write_rows(tmp_path / "mbpp.jsonl", [mbpp_row(i) for i in range(1, 975)])
     done = write_set(tmp_path / "m", "mbpp", "files", items_dir=tmp_path, limit=None)
     lines = (tmp_path / "m" / SETS["mbpp"].path / "full" / "test.jsonl").read_text().splitlines()
@@ -167,7 +167,7 @@ def test_cod_05_mbpp_files_of_974_give_the_500_test_items(tmp_path):
     assert done.n == 500 and ids == list(range(11, 511))
 
 
-def test_cod_05_mbpp_examples_are_the_tasks_2_3_4():
+def test_mbpp_examples_are_the_tasks_2_3_4():
     prompts = tasks(*SETS)["mbpp"].fewshot_docs()
     assert [doc["task_id"] for doc in prompts] == [2, 3, 4]
 

@@ -19,6 +19,7 @@ from iha.data.vocabulary import categories
 from iha.errors import ConfigError, DataError, UserError
 from iha.evals.ruler import questions, tasks
 from iha.evals.ruler.items import Sizer, generate, item_path, prompt, read_items, write_items
+from iha.evals.ruler.scoring import score
 from iha.evals.ruler.tasks import Draft, Haystack, Materials, Task
 from iha.planning.slices import RulerSlice
 from iha.stages import ruler as stage
@@ -86,7 +87,7 @@ def made(task, length, samples, tokenizer, materials):
 
 
 @pytest.mark.parametrize("task", RULER_TASKS)
-def test_rul_01_every_item_keeps_its_budget_and_its_answers(task, tokenizer, materials):
+def test_every_item_keeps_its_budget_and_its_answers(task, tokenizer, materials):
     for length in (2048, 4096):
         if task == "cwe" and length == 4096:
             continue  # 30 x 10 common words are more than 4,096 tokens of this small vocabulary
@@ -103,7 +104,7 @@ def test_rul_01_every_item_keeps_its_budget_and_its_answers(task, tokenizer, mat
 
 @pytest.mark.parametrize("task", ["niah_single_1", "niah_multikey_1", "niah_multikey_2", "vt"])
 @pytest.mark.parametrize("length", [512, 1024])
-def test_rul_01_small_lengths_with_a_small_vocabulary(task, length, tokenizer, materials):
+def test_small_lengths_with_a_small_vocabulary(task, length, tokenizer, materials):
     lengths = [item["length"] for item in made(task, length, 8, tokenizer, materials)]
     assert max(lengths) <= length
     assert min(lengths) >= 0.85 * length
@@ -118,7 +119,7 @@ def padded(extra):
     return Task("niah_single_1", 128, build, least=1)
 
 
-def test_rul_01_over_by_three_is_rebuilt_with_fewer_units():
+def test_over_by_three_is_rebuilt_with_fewer_units():
     plain = Sizer(padded(0), 4096, Letters()).fit(0)
     assert (plain.tokens, plain.units) == (4096, 4096 - 128 - 1)
     over = Sizer(padded(3), 4096, Letters()).fit(0)
@@ -126,12 +127,12 @@ def test_rul_01_over_by_three_is_rebuilt_with_fewer_units():
 
 
 @pytest.mark.parametrize("task", GENERATED)
-def test_rul_01_too_small_a_budget_is_an_error(task, tokenizer, materials):
+def test_too_small_a_budget_is_an_error(task, tokenizer, materials):
     with pytest.raises(UserError, match=rf"{task}.*at the least.*length is 180"):
         made(task, 180, 1, tokenizer, materials)
 
 
-def test_rul_01_a_tokenizer_that_counts_nothing_is_an_error():
+def test_a_tokenizer_that_counts_nothing_is_an_error():
     class Mute(Letters):
         def encode_text(self, text):
             return []
@@ -328,7 +329,7 @@ def test_stage_names_every_task_that_does_not_fit(tmp_path, tokenizer):
     assert not (tmp_path / "ruler").exists()
 
 
-def test_rul_04_items_of_another_tokenizer_are_refused(tmp_path, tokenizer):
+def test_items_of_another_tokenizer_are_refused(tmp_path, tokenizer):
     path = item_path(tmp_path, 1024, "niah_single_1")
     write_items(path, made("niah_single_1", 1024, 2, tokenizer, Materials()))
     manifest = Manifest(stage="ruler", slice={}, code="", files={"niah_single_1": file_entry(path, tmp_path)})
@@ -342,7 +343,7 @@ def test_rul_04_items_of_another_tokenizer_are_refused(tmp_path, tokenizer):
         read_items(manifest, tmp_path, "niah_single_1", tokenizer.sha256)
 
 
-def test_rul_04_prefix_is_apart_from_the_question(tokenizer, materials):
+def test_prefix_is_apart_from_the_question(tokenizer, materials):
     for task in RULER_TASKS:
         item = made(task, 2048, 1, tokenizer, materials)[0]
         assert not item["input"].endswith(item["answer_prefix"].strip())
@@ -362,3 +363,40 @@ def test_haystack_starts_over_when_it_is_too_short():
 
 def test_tokenizer_folder_serves_as_encoder(tokenizer):
     assert Tokenizer.load(tokenizer.folder).sha256 == tokenizer.sha256
+
+
+@pytest.mark.parametrize(
+    ("task", "output", "golds", "official", "strict"),
+    [
+        ("niah_single_1", " 1234567.", ["1234567"], 1, 1),
+        ("niah_single_1", " 912345678", ["1234567"], 1, 0),
+        ("niah_single_1", " 1234567 and 7654321.", ["1234567"], 1, 0),
+        ("niah_single_1", " 7654321", ["1234567"], 0, 0),
+        ("niah_single_3", "ABCDEF00-0000-4000-8000-000000000000", ["abcdef00-0000-4000-8000-000000000000"], 1, 1),
+        ("niah_multivalue", "1111111, 2222222, 3333333", ["1111111", "2222222", "3333333", "4444444"], 0.75, 0),
+        ("niah_multiquery", "2222222, 1111111.\n\nThe 9999999", ["1111111", "2222222"], 1, 1),
+        ("vt", "ABCDE FGHIJ", ["ABCDE", "FGHIJ"], 1, 1),
+        ("vt", "ABCDE FGHIJ XYZUV", ["ABCDE", "FGHIJ"], 1, 0),
+        ("vt", " VAR ABCDE, VAR FGHIJ", ["ABCDE", "FGHIJ"], 1, 1),
+        ("vt", " VAR ABCDE, VAR VARXY", ["ABCDE"], 1, 0),
+        ("vt", "aaaaa bbbbb", ["AAAAA", "BBBBB"], 1, 1),
+        ("vt", "they are aaaaa and bbbbb", ["AAAAA", "BBBBB"], 1, 1),
+        ("vt", "aaaaa bbbbb ccccc", ["AAAAA", "BBBBB"], 1, 0),
+        ("vt", "aaaaa", ["AAAAA", "BBBBB"], 0.5, 0),
+        ("cwe", "1. go 2. Wolf", ["go", "wolf"], 1, 1),
+        ("cwe", "1. mango 2. wolf", ["go", "wolf"], 1, 0),
+        ("qa_1", "The Miller.\nQuestion: who", ["miller", "the old miller"], 1, 1),
+        ("qa_1", "It was the miller", ["miller"], 1, 0),
+        ("qa_2", "no", ["yes"], 0, 0),
+        ("niah_single_1", "", ["1234567"], 0, 0),
+    ],
+)
+def test_scores(task, output, golds, official, strict):
+    assert score(task, output, golds) == {"official": official, "strict": strict}
+
+
+def test_score_refuses_what_it_cannot_score():
+    with pytest.raises(ValueError, match="niah_single_9"):
+        score("niah_single_9", "x", ["x"])
+    with pytest.raises(ValueError, match="0 references"):
+        score("vt", "x", [])

@@ -21,7 +21,8 @@ from iha.evals import sandbox, symbolic
 from iha.evals.generate import AnswerJournal
 from iha.evals.lm import IhaLM
 from iha.evals.mirror import write_set
-from iha.evals.run import GradedAnswer, ItemRecord, Settings, metric_row, run_suite, write_records
+from iha.evals.ruler.scoring import summary
+from iha.evals.run import GradedAnswer, ItemRecord, Settings, metric_row, run_ruler, run_suite, write_records
 from iha.evals.tasks import load_tasks
 from iha.model.files import save_model
 from iha.planning.slices import EvalSlice, ItemsSlice, RulerSlice
@@ -58,7 +59,7 @@ def test_an_oracle_scores_one_and_a_mute_model_zero(name, settings):
 PLANE = "2x - y + 3z + 8 = 0"
 
 
-def test_mth_01_the_gold_is_the_items_own_answer_not_what_minerva_makes_of_it(tmp_path):
+def test_the_gold_is_the_items_own_answer_not_what_minerva_makes_of_it(tmp_path):
     """Minerva cuts the plane down to 0, and the backslashes that end a row of the vector."""
     answers = (PLANE, r"\begin{pmatrix} -2 \\ -14 \\ -7 \end{pmatrix}", r"\frac9{19}", r"x^2 + a y = 25")
     write_rows(tmp_path / "math500_test.jsonl", math_rows(*answers))
@@ -85,7 +86,7 @@ def test_an_oracle_program_passes_and_a_wrong_one_fails(name):
 
 @pytest.mark.sandbox
 @needs_sandbox
-def test_cod_01_pass_at_k_counts_right_programs_and_is_blank_without_enough():
+def test_pass_at_k_counts_right_programs_and_is_blank_without_enough():
     """3 of 12 programs right: P@1 1/4, P@10 1 - C(9, 10)/C(12, 10) = 1; with 4 drawn, P@10 is blank."""
     part = Oracle(lambda doc, number: f"```python\n{doc['code']}\n```" if number < 3 else "pass")
     scores = values(run(part, "mbpp", settings=CHAT))
@@ -98,7 +99,7 @@ def test_cod_01_pass_at_k_counts_right_programs_and_is_blank_without_enough():
     assert values(few)["p1"] == 0.75
 
 
-def test_gsm_01_official_and_own_scores_stand_apart():
+def test_official_and_own_scores_stand_apart():
     """`#### 18.0` is right by number and wrong by lm-eval's strict and flexible patterns."""
 
     def decimal(doc, number):
@@ -116,7 +117,7 @@ def test_a_record_holds_the_question_without_examples_and_the_gold(chat):
         assert record.gold.rpartition("#### ")[2].isdigit()
 
 
-def test_gsm_03_a_tie_shares_its_credit():
+def test_a_tie_shares_its_credit():
     def tie(doc, number):
         gold = int(doc["answer"].rpartition("#### ")[2])
         return f"#### {gold if number % 2 == 0 else gold + 3}"
@@ -373,7 +374,7 @@ def test_stage_evaluate_runs_ruler(world):
     assert depths["niah_multikey_1", 0] is not None and 0 <= depths["niah_single_1", 1] <= 1
 
 
-def test_evl_04_prompts_that_did_not_fit_are_counted_in_every_row():
+def test_prompts_that_did_not_fit_are_counted_in_every_row():
     lm = IhaLM(net("global"), tokenizer(), max_length=64)
     outcome = run(lm, "gsm8k", settings=Settings(1, 0.6, 4, 64, limit=2))
     assert values(outcome)["no_room"] == 1.0 and values(outcome)["em"] == 0.0
@@ -381,7 +382,7 @@ def test_evl_04_prompts_that_did_not_fit_are_counted_in_every_row():
     assert values(outcome)["gold_nll"] is None
 
 
-def test_dst_02_a_stopped_evaluation_is_resumable_and_its_run_is_not_a_failure(world, monkeypatch):
+def test_a_stopped_evaluation_is_resumable_and_its_run_is_not_a_failure(world, monkeypatch):
     state, inputs = world
 
     def stopped(*args):
@@ -394,3 +395,77 @@ def test_dst_02_a_stopped_evaluation_is_resumable_and_its_run_is_not_a_failure(w
     assert ended.value.code == RESUMABLE
     (journal,) = (state / "evals").rglob("stopped.base/metrics.jsonl")
     assert json.loads(journal.read_text().splitlines()[-1])["status"] == "KILLED"
+
+
+def ruler_items():
+    return [
+        {
+            "index": i, "input": f"A magic number for cat is: {1234567 + i}. What is the number?", "length": 60,
+            "outputs": [f"{1234567 + i}"], "max_new_tokens": 5, "answer_prefix": " The number is", "depth": None,
+            "source": "real", "tokenizer": tokenizer().sha256,
+        }
+        for i in range(3)
+    ]  # fmt: skip
+
+
+def test_ruler_rows_are_one_per_task_length_and_metric():
+    found = {(64, "niah_single_1"): ruler_items(), (128, "niah_single_1"): ruler_items()[:2]}
+    right = run_ruler(Oracle(lambda doc, n: f" {doc['outputs'][0]}."), found, context=64)
+    keys = [(r.length, r.metric) for r in right.rows]
+    assert len(set(keys)) == len(keys) and {k[0] for k in keys} == {64, 128}
+    assert values(right, length=64)["official"] == values(right, length=128)["strict"] == 1.0
+    assert [r.n for r in right.rows if r.metric == "official"] == [3, 2]
+    wrong = run_ruler(Oracle(lambda doc, n: f" 9 {doc['outputs'][0]}, or 7654321"), found, context=64)
+    assert (values(wrong, length=64)["official"], values(wrong, length=64)["strict"]) == (1.0, 0.0)
+    none = run_ruler(Oracle(lambda doc, n: "no idea"), found, context=64)
+    assert values(none, length=64)["official"] == 0.0
+
+
+def test_ruler_prompts_are_held_in_blocks(monkeypatch):
+    found = {(64, "niah_single_1"): ruler_items(), (128, "niah_single_1"): ruler_items()[:2]}
+    whole = run_ruler(IhaLM(net("iha"), tokenizer(), max_length=400), found, context=64)
+    monkeypatch.setattr(run_module, "BLOCK_TOKENS", 130)
+    blocks = [len(block) for block in run_module.ruler_blocks(found)]
+    assert blocks == [2, 2, 1]
+    again = run_ruler(IhaLM(net("iha"), tokenizer(), max_length=400), found, context=64)
+    assert [r.answers for r in again.records] == [r.answers for r in whole.records]
+    assert [(r.task, r.length, r.item) for r in again.records] == [(r.task, r.length, r.item) for r in whole.records]
+
+
+def ruler_record(task, length, item, score, depth=None):
+    return ItemRecord("ruler", task, item, "x", length, scores={"official": score, "strict": 0.0}, depth=depth)
+
+
+def test_ruler_means_weigh_tasks_alike_and_carry_intervals():
+    """Task a: 4 items of mean 1/2; task b: one item of 1; so 3/4, not 3/5. b cannot vary, a alone makes the interval."""
+    records = [ruler_record("a", 64, i, float(i % 2)) for i in range(4)] + [ruler_record("b", 64, 0, 1.0)]
+    records += [ruler_record("a", 128, i, 0.0) for i in range(4)]
+    found = {(m["metric"], m["length"]): m for m in summary(records)["means"]}
+    one = found["official", 64]
+    assert (one["value"], one["n"], one["tasks"]) == (0.75, 5, ["a", "b"])
+    assert 0.5 <= one["low"] < 0.75 < one["high"] <= 1.0
+    assert found["official", None]["value"] == pytest.approx((0.5 + 1 + 0) / 3), "(task, length) cells weigh alike"
+    assert (found["official", 128]["low"], found["official", 128]["high"]) == (0.0, 0.0)
+
+
+def test_ruler_depths_are_tenths_of_the_context():
+    records = [ruler_record("a", 64, i, float(i > 1), depth) for i, depth in enumerate((0.0, 0.09, 0.1, 1.0))]
+    records.append(ruler_record("vt", 64, 0, 1.0))
+    rows = {r["bin"]: (r["value"], r["n"]) for r in summary(records)["depths"] if r["metric"] == "official"}
+    assert rows == {0: (0.0, 2), 1: (1.0, 1), 9: (1.0, 1)}
+
+
+def test_ruler_asks_greedily_for_the_tasks_own_number_of_tokens():
+    lm = Oracle(lambda doc, n: "")
+    run_ruler(lm, {(64, "niah_single_1"): ruler_items()[:1]}, context=64)
+    text, arguments = lm.asked[0].args
+    assert text == ruler_items()[0]["input"] + " The number is"
+    assert arguments == {"until": [], "max_gen_toks": 5, "do_sample": False}
+
+
+def test_ruler_for_a_chat_model_opens_the_answer():
+    lm = Oracle(lambda doc, n: "")
+    run_ruler(lm, {(64, "niah_single_1"): ruler_items()[:1]}, context=64, chat=True)
+    user, assistant, opened = json.loads(lm.asked[0].args[0])
+    assert user == {"role": "user", "content": ruler_items()[0]["input"]}
+    assert assistant == {"role": "assistant", "content": "The number is"} and opened is False
