@@ -1,4 +1,8 @@
-"""Which code a stage can reach, and at which commit it stands. Free of torch."""
+"""Which code a stage can reach, as a hash, and the commit of the checkout. Free of torch.
+
+The hash is over syntax trees, so that a comment, a docstring or another layout reruns nothing. All modules of the
+workflow are parsed at its start, in about a second; the jobs that it starts are given the result.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +11,47 @@ import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-
-from iha.artifacts.manifest import write_json
+from typing import NamedTuple
 
 #: Folder of this package; the last part of its path is the package's name.
-ROOT = Path(__file__).parent
-#: Not part of a stage's code: what they hold reaches a stage only as its slice, which is a rerun key of its own.
-CONFIGURATION = frozenset(
-    {
-        "iha",
-        "iha.config",
-        "iha.config.base",
-        "iha.config.schema",
-        "iha.config.studies",
-        "iha.planning.slices",
-    }
+ROOT = Path(__file__).parents[1]
+#: Modules that cannot change a number, with all below them, and so no part of a stage's code. Configuration reaches a
+#: stage only as its slice, which is a rerun key of its own; the others report on the work or interrupt it.
+NEUTRAL = (
+    "iha.config",
+    "iha.planning.slices",
+    "iha.tracking",
+    "iha.errors",
+    "iha.artifacts.fingerprint",
+    "iha.artifacts.faults",
+    "iha.artifacts.progress",
+    "iha.train.progress",
 )
 
-#: Folders of distributions: what stands beside a module there is not of its author.
+#: Folders of distributions: modules next to another one there are not of the same author.
 INSTALLED = ("site-packages", "dist-packages")
-#: A text that may name a file beside its module, or the suffix of one of the module's own name.
+#: A text that may name a file next to its module, or the suffix of one of the module's own name.
 FILE_NAME = re.compile(r"[\w-]*\.[A-Za-z]\w{0,7}")
 
-#: Folder in the state directory with a file for each manifest, named by its SHA-256: the commit it was made at.
+#: Folder in the state directory with a file for each manifest, named by its SHA-256: the commit that wrote it.
 ORIGINS = "origins"
 
-#: Raised when what is remembered of a source changes, so that nothing older is taken for it.
-REMEMBERED = 2
-#: Digest of the syntax tree, names that may be imported, and names that may be of files beside the module.
-Summary = tuple[str, list[str], list[str]]
-_SUMMARIES: dict[str, Summary] = {}
-_USED: set[str] = set()
+
+class Summary(NamedTuple):
+    """One source file: digest of its syntax tree, names it may import, names that may be of files next to it."""
+
+    digest: str
+    imports: frozenset[str]
+    files: tuple[str, ...]
 
 
 @cache
 def find_module(module: str, root: Path = ROOT) -> tuple[Path, bool] | None:
-    """File of a module and whether it is a package; None if there is no such module in the package it names."""
+    """File of a module and whether it is a package; None if there is no such module."""
     if module.partition(".")[0] != root.name:
         return _find_outside(module)
     base = root.joinpath(*module.split(".")[1:])
@@ -57,7 +62,7 @@ def find_module(module: str, root: Path = ROOT) -> tuple[Path, bool] | None:
 
 
 def _find_outside(module: str) -> tuple[Path, bool] | None:
-    """By path below the top-level name, since Python finds a submodule by importing what it stands in."""
+    """By path below the top-level name, since Python finds a submodule by importing its parent."""
     top, *rest = module.split(".")
     try:
         spec = find_spec(top)
@@ -76,7 +81,7 @@ def _find_outside(module: str) -> tuple[Path, bool] | None:
 
 @cache
 def _inside(entries: tuple[str, ...], root: Path) -> frozenset[str]:
-    """Top-level names whose modules count as code: this package, the entries' own, and files beside such an entry."""
+    """Top-level names whose modules count as code: this package, the entries' own, and files next to such an entry."""
     names = {root.name}
     for entry in entries:
         top = entry.partition(".")[0]
@@ -89,11 +94,14 @@ def _inside(entries: tuple[str, ...], root: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-@cache
-def _parsed(module: str, root: Path, inside: frozenset[str]) -> tuple[str, tuple[str, ...]]:
-    """Digest of a module and of the files beside it that it names, and the modules it imports from `inside`.
+def _neutral(module: str) -> bool:
+    return module == "iha" or any(module == name or module.startswith(f"{name}.") for name in NEUTRAL)
 
-    Of the module its syntax tree counts, without docstrings and comments; of other files (kernels, tables) every byte.
+
+def _module(module: str, root: Path, inside: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+    """Digest of a module and of the files next to it that it names, and the modules it imports from `inside`.
+
+    Of the module its syntax tree counts, without docstrings and comments; of other files (tables, kernels) every byte.
 
     Raises:
         ModuleNotFoundError: an entry module does not exist.
@@ -101,124 +109,121 @@ def _parsed(module: str, root: Path, inside: frozenset[str]) -> tuple[str, tuple
     found = find_module(module, root)
     if found is None:
         raise ModuleNotFoundError(module)
-    digest, named, files = _summary(found[0].read_bytes(), module if found[1] else module.rpartition(".")[0])
-    for file in sorted(path for name in files if (path := _beside(found[0], name)) is not None):
+    source = _summary(found[0].read_bytes(), module if found[1] else module.rpartition(".")[0])
+    digest = source.digest
+    for file in sorted(path for name in source.files if (path := _sibling(found[0], name)) is not None):
         digest += f" {file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}"
-    return digest, tuple(n for n in named if n.partition(".")[0] in inside and find_module(n, root))
+    return digest, tuple(n for n in source.imports if n.partition(".")[0] in inside and find_module(n, root))
 
 
-def _beside(module: Path, name: str) -> Path | None:
+def _sibling(module: Path, name: str) -> Path | None:
     """The file that a text in a module names: `paper.yaml` in its folder; `.cpp`, of the module's own name."""
     path = module.with_suffix(name) if name.startswith(".") else module.with_name(name)
     return path if path.is_file() and path != module and name != "__init__.py" else None
 
 
+@cache
 def _summary(source: bytes, package: str) -> Summary:
-    """What there is to know of a source; remembered by content (10 ms a module otherwise)."""
-    key = hashlib.sha256(f"{REMEMBERED} {package}\n".encode() + source).hexdigest()
-    if key not in _SUMMARIES:
-        tree = ast.parse(source)
-        names = sorted(_imports(tree, package))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                _drop_docstring(node)
-        texts = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-        files = sorted(text for text in texts if FILE_NAME.fullmatch(text))
-        _SUMMARIES[key] = (hashlib.sha256(canonical(tree).encode()).hexdigest(), names, files)
-    _USED.add(key)
-    return _SUMMARIES[key]
+    reader = _Reader(package)
+    reader.read(ast.parse(source))
+    names = sorted(text for text in reader.texts if FILE_NAME.fullmatch(text))
+    digest = hashlib.sha256("".join(reader.parts).encode()).hexdigest()
+    return Summary(digest, frozenset(reader.imports) | _packages(reader.imports), tuple(names))
 
 
-def load_summaries(path: Path) -> None:
-    """Read what an earlier process remembered; a missing or broken file is no loss."""
-    _SUMMARIES.update(_remembered(path))
+def canonical(tree: ast.AST) -> str:
+    """A syntax tree as text without docstrings, the same for every version of Python (`ast.dump` varies)."""
+    reader = _Reader("")
+    reader.read(tree)
+    return "".join(reader.parts)
 
 
-def save_summaries(path: Path) -> None:
-    """Write what this process used, if it is news; a folder that cannot be written to is no loss."""
-    try:
-        if _USED - _remembered(path).keys():
-            write_json(path, {key: _SUMMARIES[key] for key in sorted(_USED)})
-    except OSError:
-        return
+class _Reader:
+    """One pass over a syntax tree: its text, the names it may import, the texts in it. Docstrings are left out."""
 
+    def __init__(self, package: str) -> None:
+        self.package = package
+        self.parts: list[str] = []
+        self.imports: set[str] = set()
+        self.texts: set[str] = set()
 
-def _remembered(path: Path) -> dict[str, Summary]:
-    """What is in the file; nothing if it is missing or broken."""
-    try:
-        found = json.loads(path.read_text())
-        return {key: (str(digest), list(names), list(files)) for key, (digest, names, files) in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+    def read(self, node: object) -> None:
+        """Add a node and all below it; empty fields are left out."""
+        if isinstance(node, list):
+            self.parts.append("[")
+            for item in node:
+                self.read(item)
+            self.parts.append("]")
+        elif isinstance(node, ast.AST):
+            self._prepare(node)
+            self.parts.append(f"{node.__class__.__name__}(")
+            for name in node._fields:
+                value = getattr(node, name, None)
+                if value is not None and value != []:
+                    self.parts.append(f"{name}=")
+                    self.read(value)
+            self.parts.append(")")
+        else:
+            if isinstance(node, str):
+                self.texts.add(node)
+            self.parts.append(f"{node!r},")
 
-
-def canonical(node: object) -> str:
-    """A syntax tree as text, the same for every version of Python: what is empty is left out (`ast.dump` varies)."""
-    if isinstance(node, ast.JoinedStr):  # 3.12 ends some format specifications with an empty text
-        return f"JoinedStr({','.join(canonical(x) for x in node.values if getattr(x, 'value', None) != '')})"
-    if isinstance(node, ast.AST):
-        fields = ((name, getattr(node, name, None)) for name in node._fields)
-        inside = ",".join(f"{name}={canonical(value)}" for name, value in fields if value is not None and value != [])
-        return f"{type(node).__name__}({inside})"
-    return f"[{','.join(map(canonical, node))}]" if isinstance(node, list) else repr(node)
-
-
-def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    first = node.body[0] if node.body else None
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-        node.body = node.body[1:]
-
-
-def _imports(tree: ast.Module, package: str) -> set[str]:
-    """Names that may be modules the tree imports, at top level or inside functions, and their parent packages."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+    def _prepare(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
+                node.body = node.body[1:]
+        elif isinstance(node, ast.JoinedStr):  # 3.12 ends some format specifications with an empty text
+            node.values = [value for value in node.values if getattr(value, "value", None) != ""]
+        elif isinstance(node, ast.Import):
+            self.imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                stem = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
+                stem = self.package.rsplit(".", node.level - 1)[0] if node.level > 1 else self.package
                 base = f"{stem}.{base}".rstrip(".")
-            found.add(base)
-            found.update(f"{base}.{alias.name}" for alias in node.names)
-    return found | _packages(found)
+            self.imports.add(base)
+            self.imports.update(f"{base}.{alias.name}" for alias in node.names)
 
 
 def _packages(modules: Iterable[str]) -> set[str]:
-    """What the modules stand in, which Python runs before them."""
+    """Parents of the modules, which Python runs before them."""
     return {".".join(n.split(".")[:i]) for n in modules for i in range(1, n.count(".") + 1)}
 
 
-def reachable(*entries: str, root: Path = ROOT) -> tuple[str, ...]:
-    """Modules in the import closure of the entry modules, sorted: of this package, the entries' own and beside them."""
+def _closure(entries: tuple[str, ...], root: Path) -> Iterator[tuple[str, str]]:
+    """Name and digest of every module in the import closure of the entries, neutral ones left out."""
     inside = _inside(entries, root)
     seen: set[str] = set()
     queue = [*entries, *(package for package in _packages(entries) if find_module(package, root))]
     while queue:
         module = queue.pop()
-        if module not in seen:
+        if module not in seen and not _neutral(module):
             seen.add(module)
-            queue.extend(_parsed(module, root, inside)[1])
-    return tuple(sorted(seen))
+            digest, imports = _module(module, root, inside)
+            queue.extend(imports)
+            yield module, digest
+
+
+def reachable(*entries: str, root: Path = ROOT) -> tuple[str, ...]:
+    """The modules that count as code of the entry modules, sorted.
+
+    Those in their import closure that are of this package, of the entries' own packages, or next to such an entry, and
+    can change a number.
+    """
+    return tuple(sorted(module for module, _ in _closure(entries, root)))
 
 
 def code_fingerprint(*entries: str, root: Path = ROOT) -> str:
-    """16 hex digits over the code reachable from the entry modules and the files it names beside it.
-
-    Without docstrings, comments, layout and configuration.
-    """
-    inside = _inside(entries, root)
-    digest = hashlib.sha256()
-    for module in sorted(set(reachable(*entries, root=root)) - CONFIGURATION):
-        digest.update(f"{module} {_parsed(module, root, inside)[0]}\n".encode())
-    return digest.hexdigest()[:16]
+    """16 hex digits over the code reachable from the entry modules and the files it names next to it."""
+    text = "".join(f"{module} {digest}\n" for module, digest in sorted(_closure(entries, root)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def git_state(root: Path | None = None) -> dict[str, str | bool]:
     """Commit and dirty flag of the checkout, or commit "unknown" outside one.
 
-    A copy that was made for a queued job (the executor's snapshot) says itself what it was copied from.
+    A copy that the executor made for a queued job (its snapshot) records the commit that it was copied from.
     """
     for folder in () if root is None else (root, *root.parents):
         if (folder / ".git-state").is_file():
