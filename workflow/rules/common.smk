@@ -1,5 +1,6 @@
-"""Config, paths and the one command line every rule shares."""
+"""Config, paths, the jobs, and the one command line that every rule shares."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,14 +9,13 @@ from functools import cache
 from pathlib import Path
 
 
-from iha.planning import dag
-from iha.planning import preflight
+from iha.planning import dag, preflight, reruns
 from iha.config.load import load_config
+from iha.config.schema import MODEL_STAGES, SPLITS
 from iha.errors import ConfigError
 from iha.artifacts.locks import claim, release_stale_locks
 from iha.artifacts.manifest import write_json
-from iha.artifacts.fingerprint import code_fingerprint, load_summaries, save_summaries
-from iha.config.schema import MODEL_STAGES, SPLITS
+from iha.artifacts.fingerprint import code_fingerprint
 
 # Presets never merge: smoke is read only when no other config was named.
 CONFIG_FILES = workflow.configfiles or [
@@ -29,10 +29,11 @@ try:
     CFG = load_config(Path(CONFIG_FILES[0]), workflow.config_settings.config_args)
     if workflow.is_main_process:
         preflight.check(CFG, str(CONFIG_FILES[0]))
+        preflight.check_profiles(sys.argv, os.environ)
 except ConfigError as error:
     sys.exit(str(error))  # one message, no traceback
 
-OUT = f"{CFG.runtime.results_dir}/{CFG.experiment}"
+OUT = dag.results_folder(CFG)
 STATE = f"{CFG.runtime.state_dir}/{CFG.experiment}"
 
 # In the environment, not in the command: moving scratch or the tracking server reruns nothing. Resources of a profile
@@ -65,7 +66,7 @@ if workflow.is_main_process:
 # The report prices the run from its whole configuration, which is no rerun key of the report.
 onstart:
     claim(Path(".snakemake"))
-    with suppress(OSError):  # the first stage says what is wrong with the disk
+    with suppress(OSError):  # the first stage reports what is wrong with the disk
         write_json(Path(STATE) / "config.json", CFG.model_dump(mode="json"))
 
 
@@ -102,46 +103,90 @@ def command(stage):
     )
 
 
-@cache
-def code(stage, variant=None):
-    """Fingerprint of the code that a stage (running a variant) can reach; the ledger reaches every variant's price."""
-    if stage == "flops":
-        return code_fingerprint(*dag.entry_modules(stage, CFG.variants, torch=False))
-    return code_fingerprint(
-        *dag.entry_modules(stage, (CFG.variant(variant),) if variant else ())
+# ---- the jobs: what iha.planning.dag knows of each, by its manifest -------------------------------------------------
+
+JOBS = dag.jobs(CFG)
+# Manifests of the studies that the report reads, by the name of the input.
+STUDY_INPUTS = {}
+# Fingerprints of the code, by its entry modules. The jobs that this process starts are given them: parsing all modules
+# takes a second.
+CODES = {} if workflow.is_main_process else json.loads(os.environ.get("IHA_CODES", "{}"))
+
+
+def register(stage, path, part, parents=None):
+    """Add a job of a study to JOBS, so that its manifest is compared, too."""
+    JOBS[path] = dag.Job(
+        stage, path, dag.dump(part), dag.entry_modules(stage), parents or {}
     )
 
 
-# Parsing every module takes a second; what was learnt of one is kept by its content.
-load_summaries(Path(".snakemake/iha-code.json"))
-for stage in dag.STAGES:
-    for name in VARIANTS if stage in dag.VARIANT_STAGES else [None]:
-        code(stage, name)
-save_summaries(Path(".snakemake/iha-code.json"))
+@cache
+def fingerprint(*entries):
+    return CODES.get(" ".join(entries)) or code_fingerprint(*entries)
+
+
+def code(stage):
+    """Fingerprint of the code that a stage without variants can reach."""
+    return fingerprint(*dag.entry_modules(stage))
+
+
+def manifest(stage):
+    """Path of a stage's manifest, with its wildcards."""
+    return f"{OUT}/{dag.MANIFESTS[stage]}"
+
+
+def job(stage, wildcards):
+    """The job of a stage with these wildcards."""
+    return JOBS[manifest(stage).format(**dict(wildcards.items()))]
+
+
+@cache
+def rerun_outdated():
+    """Force the jobs whose results no longer match, whatever Snakemake's own records in .snakemake say, or if lost.
+
+    Called while the DAG is built, by the first input function: only then are the targets known, and forcing a job
+    asks for no more than those.
+    """
+    settings = workflow.dag_settings
+    outdated = reruns.outdated(
+        JOBS,
+        lambda job: fingerprint(*job.entries),
+        Path(STATE),
+        set(settings.targets) - {"all"} or GOALS[CFG.goal],
+        frozen="params" not in map(str, settings.rerun_triggers),
+    )
+    if outdated:
+        print(reruns.summary(outdated), file=sys.stderr)
+        workflow.dag.forcefiles.update(outdated)
+    os.environ["IHA_CODES"] = json.dumps(
+        {" ".join(job.entries): fingerprint(*job.entries) for job in JOBS.values()}
+    )
+
+
+def inputs(stage):
+    """Input function: parent manifests by name (`items_`: Snakemake keeps the name `items` for itself)."""
+
+    def by_name(wildcards):
+        if workflow.is_main_process:
+            rerun_outdated()
+        return {
+            "items_" if name == "items" else name: path
+            for name, path in job(stage, wildcards).inputs.items()
+        }
+
+    return by_name
 
 
 def named(wildcards, input):
-    """Parent manifests as NAME=PATH (`items_`: Snakemake keeps the name `items` for itself)."""
+    """Parent manifests as NAME=PATH."""
     return " ".join(f"{name.rstrip('_')}={path}" for name, path in input.items())
 
 
-def run_manifest(stage, variant="{variant}", seed="{seed}"):
-    """Manifest of a training stage."""
-    return f"{OUT}/runs/{variant}/seed{seed}/{stage}.json"
+def slice_of(stage):
+    """Params function: the stage's part of the configuration."""
+    return lambda wildcards: job(stage, wildcards).slice
 
 
-def eval_manifest(suite, model, variant="{variant}", seed="{seed}"):
-    """Manifest of a suite on one checkpoint."""
-    return f"{OUT}/evals/{variant}/seed{seed}/{suite}.{model}.json"
-
-
-def eval_inputs(w):
-    """Checkpoint, tokenizer, items, the RULER lengths of the suite, and text to read along an extended context."""
-    lengths = dag.suite_of(CFG, w.suite, w.model).lengths
-    return {
-        "model": run_manifest(MODEL_STAGES[w.model], w.variant, w.seed),
-        "tokenizer": f"{OUT}/data/tokenizer.json",
-        "items_": f"{OUT}/data/items.json",
-        **{f"ruler_{n}": f"{OUT}/ruler/{n}.json" for n in lengths},
-        **({"store": f"{OUT}/data/extend.json"} if w.model == "long" else {}),
-    }
+def code_of(stage):
+    """Params function: fingerprint of the code that the job can reach."""
+    return lambda wildcards: fingerprint(*job(stage, wildcards).entries)

@@ -5,8 +5,10 @@ from iha.evals.mirror import local_files
 
 # No job waits for the store (an `ancient` input would hide changed params from Snakemake); it is made first.
 rule tracking:
+    input:
+        unpack(inputs("tracking")),
     output:
-        manifest=f"{OUT}/tracking.json",
+        manifest=manifest("tracking"),
     log:
         f"{OUT}/logs/tracking.log",
     benchmark:
@@ -17,8 +19,8 @@ rule tracking:
         runtime=10,
     params:
         inputs="",
-        slice=dag.dump(dag.tracking_slice(CFG)),
-        code=code("tracking"),
+        slice=slice_of("tracking"),
+        code=code_of("tracking"),
     message:
         "Prepare the tracking store"
     shell:
@@ -26,8 +28,10 @@ rule tracking:
 
 
 rule flops:
+    input:
+        unpack(inputs("flops")),
     output:
-        manifest=f"{OUT}/flops.json",
+        manifest=manifest("flops"),
     log:
         f"{OUT}/logs/flops.log",
     benchmark:
@@ -37,8 +41,8 @@ rule flops:
         runtime=10,
     params:
         inputs="",
-        slice=dag.dump(dag.ledger_slice(CFG)),
-        code=code("flops"),
+        slice=slice_of("flops"),
+        code=code_of("flops"),
     message:
         "Price every variant"
     shell:
@@ -46,8 +50,10 @@ rule flops:
 
 
 rule tokenizer:
+    input:
+        unpack(inputs("tokenizer")),
     output:
-        manifest=f"{OUT}/data/tokenizer.json",
+        manifest=manifest("tokenizer"),
     log:
         f"{OUT}/logs/tokenizer.log",
     benchmark:
@@ -58,8 +64,8 @@ rule tokenizer:
         runtime=120,
     params:
         inputs="",
-        slice=dag.dump(dag.tokenizer_slice(CFG)),
-        code=code("tokenizer"),
+        slice=slice_of("tokenizer"),
+        code=code_of("tokenizer"),
     message:
         "Make the tokenizer"
     shell:
@@ -68,9 +74,9 @@ rule tokenizer:
 
 rule tokenise:
     input:
-        tokenizer=f"{OUT}/data/tokenizer.json",
+        unpack(inputs("tokenise")),
     output:
-        manifest=f"{OUT}/data/{{split}}.json",
+        manifest=manifest("tokenise"),
     log:
         f"{OUT}/logs/tokenise-{{split}}.log",
     benchmark:
@@ -81,8 +87,8 @@ rule tokenise:
         runtime=1440,
     params:
         inputs=named,
-        slice=lambda w: dag.dump(dag.tokenise_slice(CFG, w.split)),
-        code=code("tokenise"),
+        slice=slice_of("tokenise"),
+        code=code_of("tokenise"),
     message:
         "Tokenise the {wildcards.split} text"
     shell:
@@ -92,9 +98,10 @@ rule tokenise:
 # Files of the user, no manifests: a change of one makes the items again.
 rule items:
     input:
+        unpack(inputs("items")),
         local_files(dag.items_slice(CFG)),
     output:
-        manifest=f"{OUT}/data/items.json",
+        manifest=manifest("items"),
     log:
         f"{OUT}/logs/items.log",
     benchmark:
@@ -104,8 +111,8 @@ rule items:
         runtime=60,
     params:
         inputs="",
-        slice=dag.dump(dag.items_slice(CFG)),
-        code=code("items"),
+        slice=slice_of("items"),
+        code=code_of("items"),
     message:
         "Collect the evaluation items"
     shell:
@@ -114,11 +121,9 @@ rule items:
 
 rule contamination:
     input:
-        store=f"{OUT}/data/{{split}}.json",
-        tokenizer=f"{OUT}/data/tokenizer.json",
-        items_=f"{OUT}/data/items.json",
+        unpack(inputs("contamination")),
     output:
-        manifest=f"{OUT}/contamination/{{split}}.json",
+        manifest=manifest("contamination"),
     log:
         f"{OUT}/logs/contamination-{{split}}.log",
     benchmark:
@@ -129,8 +134,8 @@ rule contamination:
         runtime=1440,
     params:
         inputs=named,
-        slice=lambda w: dag.dump(dag.contamination_slice(w.split)),
-        code=code("contamination"),
+        slice=slice_of("contamination"),
+        code=code_of("contamination"),
     message:
         "Look for evaluation items in the {wildcards.split} text"
     shell:

@@ -3,10 +3,9 @@
 
 rule ruler:
     input:
-        tokenizer=f"{OUT}/data/tokenizer.json",
-        items_=f"{OUT}/data/items.json",
+        unpack(inputs("ruler")),
     output:
-        manifest=f"{OUT}/ruler/{{length}}.json",
+        manifest=manifest("ruler"),
     log:
         f"{OUT}/logs/ruler-{{length}}.log",
     benchmark:
@@ -16,8 +15,8 @@ rule ruler:
         runtime=120,
     params:
         inputs=named,
-        slice=lambda w: dag.dump(dag.ruler_slice(CFG, int(w.length))),
-        code=code("ruler"),
+        slice=slice_of("ruler"),
+        code=code_of("ruler"),
     message:
         "Make RULER items of {wildcards.length} tokens"
     shell:
@@ -26,9 +25,9 @@ rule ruler:
 
 rule evaluate:
     input:
-        unpack(eval_inputs),
+        unpack(inputs("evaluate")),
     output:
-        manifest=eval_manifest("{suite}", "{model}"),
+        manifest=manifest("evaluate"),
     log:
         f"{OUT}/logs/evaluate-{{variant}}-seed{{seed}}-{{suite}}-{{model}}.log",
     benchmark:
@@ -39,8 +38,8 @@ rule evaluate:
         runtime=1440,
     params:
         inputs=named,
-        slice=lambda w: dag.dump(dag.eval_slice(CFG, w.suite, w.model)),
-        code=lambda w: code("evaluate", w.variant),
+        slice=slice_of("evaluate"),
+        code=code_of("evaluate"),
     message:
         "Evaluate {wildcards.variant}, seed {wildcards.seed}: {wildcards.suite}, {wildcards.model} model"
     shell:

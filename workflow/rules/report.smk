@@ -1,37 +1,12 @@
 """The paper's tables and figures, ours beside the paper's, and one page to read."""
 
-REPORT_INPUTS = {
-    "flops": f"{OUT}/flops.json",
-    "items": f"{OUT}/data/items.json",
-    "tokenizer": f"{OUT}/data/tokenizer.json",
-    "theory": f"{OUT}/theory.json",
-    **{f"data:{split}": f"{OUT}/data/{split}.json" for split in SPLITS},
-    **{
-        f"contamination:{split}": f"{OUT}/contamination/{split}.json"
-        for split in SPLITS
-    },
-    **{f"ruler:{n}": f"{OUT}/ruler/{n}.json" for n in dag.ruler_lengths(CFG)},
-    **{
-        f"train:{variant}:{seed}:{stage}": run_manifest(stage, variant, seed)
-        for variant in VARIANTS
-        for seed in SEEDS
-        for stage in SPLITS
-    },
-    **{
-        f"eval:{variant}:{seed}:{suite.name}:{suite.model}": eval_manifest(
-            suite.name, suite.model, variant, seed
-        )
-        for variant in VARIANTS
-        for seed in SEEDS
-        for suite in CFG.evals.suites
-    },
-    **RELATION_INPUTS,
-}
+REPORT = JOBS[manifest("report")]
+REPORT.inputs.update(STUDY_INPUTS)
 
 
 rule report:
     input:
-        list(REPORT_INPUTS.values()),
+        lambda w: list(inputs("report")(w).values()),
     output:
         report(
             f"{OUT}/report/report.html",
@@ -99,7 +74,7 @@ rule report:
             category="Figures",
             labels={"result": "loss against FLOPs, tokens, seconds"},
         ),
-        manifest=f"{OUT}/report/report.json",
+        manifest=manifest("report"),
     log:
         f"{OUT}/logs/report.log",
     benchmark:
@@ -108,8 +83,8 @@ rule report:
         mem_mb=2000,
         runtime=30,
     params:
-        inputs=" ".join(f"{name}={path}" for name, path in REPORT_INPUTS.items()),
-        slice=dag.dump(dag.report_slice(CFG)),
+        inputs=" ".join(f"{name}={path}" for name, path in REPORT.inputs.items()),
+        slice=REPORT.slice,
         code=code("report"),
     message:
         "Write tables, figures and the page"

@@ -23,6 +23,28 @@ RELATION_INPUTS = {
     **{f"synthetic_run:{run}": f"{OUT}/synthetic/{run}.json" for run in RELATION_RUNS},
 }
 
+STUDY_INPUTS.update(RELATION_INPUTS)
+for task in RELATION_TASKS:
+    register(
+        "synthetic_data",
+        RELATION_INPUTS[f"synthetic_data:{task}"],
+        shapes.data_slice(CFG.synthetic, task),
+    )
+for run, key in RELATION_RUNS.items():
+    register(
+        "synthetic_train",
+        RELATION_INPUTS[f"synthetic_run:{run}"],
+        shapes.train_slice(CFG.synthetic, *key),
+        {"data": RELATION_INPUTS[f"synthetic_data:{key[0]}"]},
+    )
+if CFG.synthetic:
+    register(
+        "synthetic_report",
+        f"{OUT}/synthetic/report/report.json",
+        shapes.report_slice(CFG.scale, CFG.synthetic),
+        RELATION_INPUTS,
+    )
+
 
 wildcard_constraints:
     task="[a-z0-9_]+",

@@ -1,5 +1,14 @@
 """The paper's theorems in float64, and what gradient descent finds of them."""
 
+STUDY_INPUTS["theory"] = f"{OUT}/theory.json"
+register("theory", f"{OUT}/theory.json", dag.theory_slice())
+if CFG.separation:
+    register(
+        "separation",
+        f"{OUT}/separation/separation.json",
+        dag.separation_slice(CFG),
+    )
+
 
 rule theory:
     output:

@@ -6,10 +6,9 @@ Checkpoints live in the state directory, never in `output`: Snakemake deletes de
 
 rule pretrain:
     input:
-        tokenizer=f"{OUT}/data/tokenizer.json",
-        store=f"{OUT}/data/pretrain.json",
+        unpack(inputs("pretrain")),
     output:
-        manifest=run_manifest("pretrain"),
+        manifest=manifest("pretrain"),
     log:
         f"{OUT}/logs/pretrain-{{variant}}-seed{{seed}}.log",
     benchmark:
@@ -22,10 +21,8 @@ rule pretrain:
         tasks_per_node=1,
     params:
         inputs=named,
-        slice=lambda w: dag.dump(
-            dag.train_slice(CFG, "pretrain", w.variant, int(w.seed))
-        ),
-        code=lambda w: code("pretrain", w.variant),
+        slice=slice_of("pretrain"),
+        code=code_of("pretrain"),
     message:
         "Pretrain {wildcards.variant}, seed {wildcards.seed}"
     shell:
@@ -34,11 +31,9 @@ rule pretrain:
 
 rule extend:
     input:
-        tokenizer=f"{OUT}/data/tokenizer.json",
-        store=f"{OUT}/data/extend.json",
-        parent=run_manifest("pretrain"),
+        unpack(inputs("extend")),
     output:
-        manifest=run_manifest("extend"),
+        manifest=manifest("extend"),
     log:
         f"{OUT}/logs/extend-{{variant}}-seed{{seed}}.log",
     benchmark:
@@ -51,8 +46,8 @@ rule extend:
         tasks_per_node=1,
     params:
         inputs=named,
-        slice=lambda w: dag.dump(dag.train_slice(CFG, "extend", w.variant, int(w.seed))),
-        code=lambda w: code("extend", w.variant),
+        slice=slice_of("extend"),
+        code=code_of("extend"),
     message:
         "Extend the context of {wildcards.variant}, seed {wildcards.seed}"
     shell:
@@ -61,11 +56,9 @@ rule extend:
 
 rule sft:
     input:
-        tokenizer=f"{OUT}/data/tokenizer.json",
-        store=f"{OUT}/data/sft.json",
-        parent=run_manifest("pretrain"),
+        unpack(inputs("sft")),
     output:
-        manifest=run_manifest("sft"),
+        manifest=manifest("sft"),
     log:
         f"{OUT}/logs/sft-{{variant}}-seed{{seed}}.log",
     benchmark:
@@ -78,8 +71,8 @@ rule sft:
         tasks_per_node=1,
     params:
         inputs=named,
-        slice=lambda w: dag.dump(dag.train_slice(CFG, "sft", w.variant, int(w.seed))),
-        code=lambda w: code("sft", w.variant),
+        slice=slice_of("sft"),
+        code=code_of("sft"),
     message:
         "Fine-tune {wildcards.variant}, seed {wildcards.seed}"
     shell:

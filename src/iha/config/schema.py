@@ -35,10 +35,12 @@ CONTEXTS = 8
 class ModelConfig(Frozen):
     """The decoder shared by all variants (spec 4.1)."""
 
-    hidden_dim: Positive = Field(2560, description="width D [paper 5.1]")
-    n_layers: Positive = Field(26, description="decoder layers [paper 5.1]")
+    hidden_dim: Annotated[int, Field(gt=0, le=2**17)] = Field(2560, description="width D [paper 5.1]")
+    n_layers: Annotated[int, Field(gt=0, le=4096)] = Field(26, description="decoder layers [paper 5.1]")
     n_heads: Positive = Field(20, description="attention heads H; head width is D/H = 128 [paper 5.1]")
-    ffn_dim: Positive = Field(6912, description="SwiGLU width: 2/3 of 4 x 2560, rounded up to 256 [spec 4.1, U8]")
+    ffn_dim: Annotated[int, Field(gt=0, le=2**20)] = Field(
+        6912, description="SwiGLU width: 2/3 of 4 x 2560, rounded up to 256 [spec 4.1, U8]"
+    )
     rope_theta: Annotated[float, Field(gt=1)] = Field(500_000.0, description="RoPE base [paper 5.1]")
     norm_eps: Rate = Field(1e-5, description="RMSNorm epsilon [spec U8]")
     init_std: Rate = Field(0.02, description="N(0, std); residual outputs scaled by 1/sqrt(2L) [spec 4.1]")
@@ -239,7 +241,7 @@ class TokenizerConfig(Frozen):
         description="hub: a Hugging Face name or folder; llama3: the llama-models package; bpe: trained on the spot",
     )
     name: str = Field("meta-llama/Meta-Llama-3-8B", description="for kind hub: repository or local folder")
-    vocab_size: Annotated[Positive, Reruns("flops", *SPLITS)] = Field(
+    vocab_size: Annotated[int, Field(gt=0, le=2**24), Reruns("flops", *SPLITS)] = Field(
         128_256, description="entries, special tokens included [paper 5.1]"
     )
     train_bytes: Positive = Field(1_600_000, description="for kind bpe: bytes of pretraining text to train on")
@@ -572,8 +574,12 @@ class RuntimeConfig(Frozen):
                     f"{name} is {getattr(self, name)!r}; allowed: a path of letters, digits and _ . / + = @ - "
                     f"(~ and $ are not expanded)"
                 )
-        if not self.tracking_uri or re.search(r"\s", self.tracking_uri):
-            raise ValueError(f"tracking_uri is {self.tracking_uri!r}; allowed: an address without blanks")
+        if not self.tracking_uri or re.search(r"[\s{}'\"$;&|<>`]", self.tracking_uri):
+            raise ValueError(
+                f"tracking_uri is {self.tracking_uri!r}; allowed: an address without blanks, braces, quotes and $"
+            )
+        if re.fullmatch(r"sqlite:/*(:memory:)?", self.tracking_uri):
+            raise ValueError(f"tracking_uri is {self.tracking_uri!r}; allowed: sqlite:/// and the path of a file")
         return self
 
 

@@ -1,11 +1,16 @@
-"""What each job of the workflow is given: its slice of the config and the modules its code is in. Free of torch."""
+"""The jobs of the workflow: manifest, slice of the configuration, code and inputs of each. Free of torch.
+
+The rules under `workflow/` take all four from here, and `iha.planning.reruns` compares them with the manifests.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iha.config.base import Frozen
-from iha.config.schema import SPLITS, Budget, Config, Suite, TrainStage, Variant
+from iha.config.schema import MODEL_STAGES, SPLITS, Budget, Config, Suite, TrainStage, Variant
 from iha.planning.flops import matched_steps
 from iha.planning.slices import (
     ContaminationSlice,
@@ -29,6 +34,126 @@ STAGES = (
     "synthetic_data", "synthetic_train", "synthetic_report", "theory", "separation",
     "report",
 )  # fmt: skip
+
+
+#: Manifest of each stage below the results folder of its experiment, with Snakemake's wildcards.
+MANIFESTS: dict[str, str] = {
+    "tracking": "tracking.json",
+    "flops": "flops.json",
+    "tokenizer": "data/tokenizer.json",
+    "tokenise": "data/{split}.json",
+    "items": "data/items.json",
+    "contamination": "contamination/{split}.json",
+    "ruler": "ruler/{length}.json",
+    "pretrain": "runs/{variant}/seed{seed}/pretrain.json",
+    "extend": "runs/{variant}/seed{seed}/extend.json",
+    "sft": "runs/{variant}/seed{seed}/sft.json",
+    "evaluate": "evals/{variant}/seed{seed}/{suite}.{model}.json",
+    "report": "report/report.json",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job as its manifest will record it: `slice` is JSON, `entries` are the modules its code starts from."""
+
+    stage: str
+    manifest: str
+    slice: str
+    entries: tuple[str, ...]
+    inputs: dict[str, str] = field(default_factory=dict)
+
+
+def results_folder(config: Config) -> str:
+    """Folder of the experiment's manifests."""
+    return f"{config.runtime.results_dir}/{config.experiment}"
+
+
+def jobs(config: Config) -> dict[str, Job]:
+    """Every job of the language models by its manifest, each after those whose manifests it reads."""
+    return {job.manifest: job for job in (*_prepared(config), *_trained(config), *_evaluated(config), _report(config))}
+
+
+def _path(config: Config, stage: str, **wildcards: Any) -> str:
+    return f"{results_folder(config)}/{MANIFESTS[stage].format(**wildcards)}"
+
+
+def _prepared(config: Config) -> Iterator[Job]:
+    def job(stage: str, part: Frozen, inputs: dict[str, str] | None = None, **wildcards: Any) -> Job:
+        return Job(stage, _path(config, stage, **wildcards), dump(part), entry_modules(stage), inputs or {})
+
+    tokenizer, items = {"tokenizer": _path(config, "tokenizer")}, {"items": _path(config, "items")}
+    yield job("tracking", tracking_slice(config))
+    ledger = job("flops", ledger_slice(config))
+    yield replace(ledger, entries=entry_modules("flops", config.variants, torch=False))
+    yield job("tokenizer", tokenizer_slice(config))
+    yield job("items", items_slice(config))
+    for split in SPLITS:
+        store = {"store": _path(config, "tokenise", split=split)}
+        yield job("tokenise", tokenise_slice(config, split), tokenizer, split=split)
+        yield job("contamination", contamination_slice(split), {**store, **tokenizer, **items}, split=split)
+    for length in ruler_lengths(config):
+        yield job("ruler", ruler_slice(config, length), {**tokenizer, **items}, length=length)
+
+
+def _trained(config: Config) -> Iterator[Job]:
+    for variant in config.variants:
+        for seed in config.seeds:
+            for stage in SPLITS:
+                inputs = {"tokenizer": _path(config, "tokenizer"), "store": _path(config, "tokenise", split=stage)}
+                if stage != "pretrain":
+                    inputs["parent"] = _path(config, "pretrain", variant=variant.name, seed=seed)
+                yield Job(
+                    stage,
+                    _path(config, stage, variant=variant.name, seed=seed),
+                    dump(train_slice(config, stage, variant.name, seed)),
+                    entry_modules(stage, (variant,)),
+                    inputs,
+                )
+
+
+def _evaluated(config: Config) -> Iterator[Job]:
+    """Each suite on its checkpoints, with text to read along an extended context."""
+    for variant in config.variants:
+        for seed in config.seeds:
+            for suite in config.evals.suites:
+                named = {"variant": variant.name, "seed": seed}
+                inputs = {
+                    "model": _path(config, MODEL_STAGES[suite.model], **named),
+                    "tokenizer": _path(config, "tokenizer"),
+                    "items": _path(config, "items"),
+                    **{f"ruler_{n}": _path(config, "ruler", length=n) for n in suite.lengths},
+                }
+                if suite.model == "long":
+                    inputs["store"] = _path(config, "tokenise", split="extend")
+                yield Job(
+                    "evaluate",
+                    _path(config, "evaluate", **named, suite=suite.name, model=suite.model),
+                    dump(eval_slice(config, suite.name, suite.model)),
+                    entry_modules("evaluate", (variant,)),
+                    inputs,
+                )
+
+
+def _report(config: Config) -> Job:
+    """Reads all but the tracking store; the rules of the studies add their manifests to its inputs."""
+    inputs = {stage: _path(config, stage) for stage in ("flops", "items", "tokenizer")}
+    for split in SPLITS:
+        inputs[f"data:{split}"] = _path(config, "tokenise", split=split)
+        inputs[f"contamination:{split}"] = _path(config, "contamination", split=split)
+    inputs |= {f"ruler:{n}": _path(config, "ruler", length=n) for n in ruler_lengths(config)}
+    for variant in config.variants:
+        for seed in config.seeds:
+            named = {"variant": variant.name, "seed": seed}
+            for stage in SPLITS:
+                inputs[f"train:{variant.name}:{seed}:{stage}"] = _path(config, stage, **named)
+            for suite in config.evals.suites:
+                key = f"eval:{variant.name}:{seed}:{suite.name}:{suite.model}"
+                inputs[key] = _path(config, "evaluate", **named, suite=suite.name, model=suite.model)
+    return Job("report", _path(config, "report"), dump(report_slice(config)), entry_modules("report"), inputs)
+
+
+# ---- slices ----------------------------------------------------------------------------------------------------------
 
 
 def tokenizer_slice(config: Config) -> TokenizerSlice:
