@@ -233,7 +233,7 @@ class Toy:
 
     def diary(self) -> list[dict]:
         """The lives as the job recorded them."""
-        return [json.loads(x) for p in self.folder.rglob("*_lives.jsonl") for x in p.read_text().splitlines()]
+        return [json.loads(x) for p in self.folder.rglob("*_attempts.jsonl") for x in p.read_text().splitlines()]
 
 
 def trainer(cluster: Cluster, folder: Path, minutes: int = 5) -> Toy:

@@ -746,7 +746,7 @@ def _settings(raw: dict[str, Any]) -> Any:
 
 def job_request(profile: Profile, config: Config, rule: str, **changes: Any) -> Any:
     """What the executor requests for a rule."""
-    from snakemake_executor_plugin_submitit.request import request
+    from snakemake_executor_plugin_submitit.request import read_request
 
     job = SimpleNamespace(
         name=rule,
@@ -755,7 +755,7 @@ def job_request(profile: Profile, config: Config, rule: str, **changes: Any) -> 
         wildcards_dict={},
         is_group=lambda: False,
     )
-    return request(job, profile.settings)
+    return read_request(job, profile.settings)
 
 
 def slurm_commands(needed: bool) -> Iterator[Check]:
@@ -826,7 +826,7 @@ POLL, GRACE = 0.5, 20.0
 
 def submit(config: Config, path: Path | None, profile: Profile, patience: float) -> Iterator[Check]:
     """Submit the checks of a node as a job and report its checks; after `patience` seconds it is cancelled."""
-    from snakemake_executor_plugin_submitit import backend, failure
+    from snakemake_executor_plugin_submitit import failure, jobs
 
     resources = profile.resources(RULE)
     minutes = min(int(resources.get("runtime") or MINUTES), MINUTES)
@@ -837,7 +837,7 @@ def submit(config: Config, path: Path | None, profile: Profile, patience: float)
     report = folder / f"report-{secrets.token_hex(4)}.json"
     job = new_job(request)
     try:
-        backend.start(job, node_task(report, path, request, profile.settings), folder, profile.settings)
+        jobs.submit(job, node_task(report, path, request, profile.settings), folder, profile.settings)
     except Exception as error:
         advice = failure.refusal(str(error)) or "change set-resources of pretrain in the profile"
         yield Check("job", "job", "fail", f"could not be submitted: {error}", advice)
@@ -853,20 +853,20 @@ def submit(config: Config, path: Path | None, profile: Profile, patience: float)
 
 def new_job(request: Any) -> Any:
     """A job of the executor plugin that has not been submitted."""
-    from snakemake_executor_plugin_submitit.backend import Live
-    from snakemake_executor_plugin_submitit.keys import Key
+    from snakemake_executor_plugin_submitit.jobs import SubmittedJob
+    from snakemake_executor_plugin_submitit.request import JobKey
 
-    return Live(None, request, Key(secrets.token_hex(6), "0" * 12, "0" * 8))
+    return SubmittedJob(None, request, JobKey(secrets.token_hex(6), "0" * 12, "0" * 8))
 
 
 def node_task(report: Path, path: Path | None, request: Any, settings: Any) -> Any:
     """The command of the job."""
-    from snakemake_executor_plugin_submitit.task import Task
+    from snakemake_executor_plugin_submitit.task import JobTask
 
     words = [sys.executable, "-m", "iha.doctor", "node", "--report", str(report), "--nodes", str(request.nodes)]
     words += ["--tasks", str(request.tasks_per_node), "--threads", str(request.threads), "--gpus", str(request.gpus)]
     words += ["--config", str(path.absolute())] if path else []
-    return Task(f"exec {shlex.join(words)}", settings.cluster, requeue=0)
+    return JobTask(f"exec {shlex.join(words)}", settings.cluster, requeue=0)
 
 
 def wait_for_job(job: Any, local: bool, patience: float) -> str:
@@ -902,12 +902,12 @@ def wait_for_job(job: Any, local: bool, patience: float) -> str:
 
 def job_check(job: Any, problem: str, reported: bool) -> Check:
     """Whether the job was submitted, ran and returned its report."""
-    from snakemake_executor_plugin_submitit import backend
+    from snakemake_executor_plugin_submitit import jobs
     from snakemake_executor_plugin_submitit.failure import tail
 
     if not problem and reported:
-        backend.forget(job)
-        return Check("job", "job", "ok", f"job {job.id} ran on {job.wanted.nodes} node(s) and returned its report")
+        jobs.clean_up(job)
+        return Check("job", "job", "ok", f"job {job.id} ran on {job.request.nodes} node(s) and returned its report")
     last = tail(job.log)[-1:] if job.log and job.log.exists() else []
     text = f"job {job.id}: {problem or 'no report'}" + (f"; last line of its log: {last[0]}" if last else "")
     return Check("job", "job", "fail", text, f"read {job.log}; `squeue --me` shows why a job waits")

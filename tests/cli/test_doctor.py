@@ -481,14 +481,14 @@ def test_a_slurm_that_does_not_answer_is_asked_no_more(monkeypatch, tmp_path):
 @pytest.fixture
 def process(tmp_path, monkeypatch):
     """A local job of the real plugin, as the doctor starts one."""
-    from snakemake_executor_plugin_submitit import ExecutorSettings, backend
-    from snakemake_executor_plugin_submitit.request import Request
-    from snakemake_executor_plugin_submitit.task import Task
+    from snakemake_executor_plugin_submitit import ExecutorSettings, jobs
+    from snakemake_executor_plugin_submitit.request import JobRequest
+    from snakemake_executor_plugin_submitit.task import JobTask
 
     def _process(line_):
-        wanted = Request("pretrain", 1, 0, 0, 1, 1, 0, "")
+        wanted = JobRequest("pretrain", 1, 0, 0, 1, 1, 0, "")
         live = doctor.new_job(wanted)
-        backend.start(live, Task(line_, "local", requeue=0, grace=5.0), tmp_path / "jobs", ExecutorSettings(cluster="local"))  # fmt: skip
+        jobs.submit(live, JobTask(line_, "local", requeue=0, grace=5.0), tmp_path / "jobs", ExecutorSettings(cluster="local"))  # fmt: skip
         return live
 
     monkeypatch.setattr(doctor, "POLL", 0.05)

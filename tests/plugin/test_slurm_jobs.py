@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,10 +34,13 @@ LEAK = {
 }  # fmt: skip
 
 
-def test_slx_dag_runs_with_one_submission_per_job_and_sub_03_nothing_leaks(cluster, tmp_path):
+def test_a_workflow_submits_each_job_once_without_the_enclosing_allocation(cluster, tmp_path):
+    """Through a site's wrapper that prints a banner and the bare id."""
     before = cluster.last()
     toy = Toy(tmp_path, DAG, cluster.env)
-    toy.run(**LEAK)
+    toy.write("sbatch", f'#!/bin/sh\necho "7 jobs are ahead of you"\nexec {shutil.which("sbatch")} "$@"\n')
+    (tmp_path / "sbatch").chmod(0o755)
+    toy.run(**LEAK, PATH=f"{tmp_path}:{toy.env['PATH']}")
     assert sorted(line.split()[0] for line in toy.read("sum.txt").splitlines()) == ["1", "2"]
     assert cluster.last() - before == 3
     inside = dict(line.split("=", 1) for line in toy.read("env.1").splitlines())
@@ -47,7 +51,7 @@ def test_slx_dag_runs_with_one_submission_per_job_and_sub_03_nothing_leaks(clust
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_sub_03_a_job_may_use_the_cpus_it_asked_for(tmp_path):
+def test_a_job_may_use_the_cpus_it_requested(tmp_path):
     """On a Slurm that binds jobs to CPUs; the binding of an enclosing allocation would leave one of two."""
     host = os.cpu_count()
     bound = Cluster("--nodes", "1", "--cpus", str(host), "--task", "affinity")
@@ -74,7 +78,7 @@ rule cpus:
 
 BROKEN = """
 rule all:
-    input: "a.x.txt", "lost.txt", "killed.txt", "refused.txt"
+    input: "a.x.txt", "lost.txt", "killed.txt", "refused.txt", "long.txt"
 rule broken:
     output: "a.{name}.txt"
     log: "logs/{name}.log"
@@ -92,6 +96,10 @@ rule refused:
     output: "refused.txt"
     resources: mem_mb=200, runtime=5, slurm_partition="nosuch"
     shell: "touch {output}"
+rule long:
+    output: "long.txt"
+    resources: mem_mb=200, runtime=259200, slurm_partition="short"
+    shell: "touch {output}"
 """
 
 
@@ -101,29 +109,30 @@ def failures(cluster, tmp_path_factory):
     return Toy(tmp_path_factory.mktemp("failures"), BROKEN, cluster.env).run("--keep-going", code=1)
 
 
-def test_failure_names_rule_wildcards_job_and_last_log_lines(cluster, failures):
+def test_a_failure_names_rule_wildcards_job_and_last_log_lines(cluster, failures):
     job = re.search(r"rule broken \(name=x\) failed: .*\[job (\d+)\]", failures).group(1)
     assert "last lines of logs/x.log:\n    tensor shapes differ: 3 and 4" in failures
     assert cluster("scontrol", "show", "job", job).count("JobState=FAILED") == 1
 
 
-def test_failure_without_result_gives_slurms_state(failures):
-    assert "rule lost failed: Slurm says" in failures and "about to vanish" in failures
+def test_a_failure_without_a_result_has_slurms_state(failures):
+    assert "rule lost failed: Slurm reports" in failures and "about to vanish" in failures
 
 
-def test_killed_process_is_put_down_to_memory(failures):
+def test_a_killed_process_is_attributed_to_memory(failures):
     text = failures.partition("rule killed failed")[2]
     assert "mem_mb=200" in text.partition("last lines")[0]
 
 
-def test_failure_to_submit_gives_sbatchs_words_and_what_helps(failures):
+def test_a_refused_submission_has_sbatchs_message_and_advice(failures):
     assert "invalid partition specified: nosuch" in failures and "submitit-partition" in failures
+    assert "259200 minutes; allowed: up to 120, the time limit of partition short" in failures
 
 
-def test_slx_killed_controllers(cluster, tmp_path):
+def test_after_a_kill_a_workflow_attaches_to_its_job_or_replaces_an_outdated_one(cluster, tmp_path):
     """kill -9 of two workflows: one attaches to its live job; the other has another definition now and starts anew.
 
-    SNK-12: the lock that is left is named, with the command that removes it.
+    The lock that is left is named, with the command that removes it.
     """
     same, other = trainer(cluster, tmp_path / "same"), trainer(cluster, tmp_path / "other")
     heads = [toy.start() for toy in (same, other)]
@@ -151,7 +160,7 @@ def test_slx_killed_controllers(cluster, tmp_path):
     assert len(same.lives()) == 1
 
 
-def test_cancel_takes_the_jobs_along_and_snk_12_a_second_workflow_stays_out(cluster, tmp_path):
+def test_ctrl_c_cancels_the_jobs_and_a_second_workflow_is_refused(cluster, tmp_path):
     toy = trainer(cluster, tmp_path)
     head, job = toy.train()
     assert "--unlock" in toy.run(code=1)
@@ -173,7 +182,7 @@ rule say:
 """
 
 
-def test_sub_04_queued_jobs_run_the_code_they_were_submitted_with_or_say_that_it_differs(cluster, tmp_path):
+def test_queued_jobs_run_the_code_of_their_submission_or_report_that_it_differs(cluster, tmp_path):
     toys = {mode: Toy(tmp_path / mode, CONSTANT % sys.executable, cluster.env) for mode in ("snapshot", "warn")}
     cluster("scontrol", "update", "nodename=ALL", "state=drain", "reason=test")
     try:
@@ -226,7 +235,7 @@ rule say:
 """
 
 
-def test_sub_04_the_copy_of_a_queued_job_outlives_the_workflow_that_made_it(cluster, tmp_path):
+def test_the_copy_of_a_queued_job_outlives_its_workflow(cluster, tmp_path):
     toy = Toy(tmp_path, PAIR % sys.executable, cluster.env)
     (toy.folder / "src").mkdir()
     toy.env["PYTHONPATH"] = f"{ROOT / 'src'}:{toy.folder / 'src'}"

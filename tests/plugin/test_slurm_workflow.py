@@ -38,7 +38,7 @@ def place(folder, cluster, **env):
 
 
 @pytest.mark.timeout(600)
-def test_dst_02_two_variants_to_an_evaluation_with_two_and_four_ranks_on_two_nodes(cluster, tmp_path):
+def test_two_variants_to_an_evaluation_with_two_and_four_ranks_on_two_nodes(cluster, tmp_path):
     """`snakemake --profile slurm`; one training is told to save after step 5, is requeued and goes on with step 6."""
     here, gate = tmp_path / "here", tmp_path / "gate"
     env = place(here, cluster, IHA_FAULT=f"step@6:wait={gate}")
@@ -58,9 +58,9 @@ def test_dst_02_two_variants_to_an_evaluation_with_two_and_four_ranks_on_two_nod
     wait_for(lambda: "asking the job to save" in output.read_text(), 60, "the job to be told")
     gate.touch()
     assert head.wait(timeout=240) == 0, (tmp_path / "head.log").read_text()
-    assert "back to the queue" in output.read_text() and "life 2" in output.read_text()
+    assert "requeued" in output.read_text() and "attempt 2" in output.read_text()
     assert set(re.findall(r"NodeList=(n\S+)", cluster("scontrol", "show", "job", job))) == {"n[1-2]"}
-    assert len(re.findall(r"^\[submitit .*life \d", output.read_text(), re.M)) == 2
+    assert len(re.findall(r"^\[submitit .*attempt \d", output.read_text(), re.M)) == 2
     steps = [step for step, _ in read_metrics(run / "metrics.jsonl")["loss"]]
     assert steps == list(range(1, 13))
     for target in TARGETS:
@@ -70,10 +70,10 @@ def test_dst_02_two_variants_to_an_evaluation_with_two_and_four_ranks_on_two_nod
         )
 
 
-def test_snk_09_profile_asks_for_the_papers_machine_and_for_little_in_smoke(tmp_path):
-    """Every training rule asks for GPUs at paper scale, whatever resources are its defaults."""
+def test_the_profile_requests_the_papers_machine_and_little_for_smoke(tmp_path):
+    """Every training rule requests GPUs at paper scale, whatever resources are its defaults."""
     profile = load_yaml(ROOT / "slurm/config.yaml")
-    # SNK-12: a network file system may take long to show a new file
+    # a network file system may take long to show a new file
     assert profile["latency-wait"] >= 60 and profile["submitit-on-drift"] == "snapshot"
     checkout(tmp_path)
     for path in (tmp_path / "workflow/rules").glob("*.smk"):  # with a message, a dry run prints no resources

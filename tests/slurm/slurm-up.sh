@@ -92,6 +92,7 @@ for i in $(seq "$nodes"); do
 done
 cat >> "$folder/slurm.conf" <<CONF
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=6
+PartitionName=short Nodes=ALL MaxTime=120 DefaultTime=60 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=6
 PartitionName=high Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 CONF
 echo 'CgroupAutomount=no' > "$folder/cgroup.conf"

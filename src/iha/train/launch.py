@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from iha.artifacts.run import RESUMABLE, STOP_SIGNALS, die_with_parent
@@ -123,20 +123,29 @@ def _world(nodes: int, tasks: int, threads: int, in_slurm: bool) -> dict[str, st
         "LOCAL_WORLD_SIZE": str(tasks),
         # The batch step, in which this runs, is on the first node of the allocation.
         "MASTER_ADDR": socket.gethostname() if in_slurm and nodes > 1 else "127.0.0.1",
-        "MASTER_PORT": str(_port(in_slurm)),
+        "MASTER_PORT": str(free_port(_job_id())),
         "OMP_NUM_THREADS": str(threads),
         "SRUN_CPUS_PER_TASK": str(threads),
     }
 
 
-def _port(in_slurm: bool) -> int:
-    """A port that no other run on the node has: by job and restart, or a free one on this machine."""
-    if in_slurm:
-        attempt = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
-        return random.Random(attempt).randint(20000, 29999)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _job_id() -> str:
+    """What distinguishes this start of ranks from others on the node."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return f"{job}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job else f"process {os.getpid()}"
+
+
+def free_port(seed: str) -> int:
+    """A port of this node, the first rank's, that no program uses; the ranks get it from their environment.
+
+    Below the range from which the kernel takes ports for connections (32768 on Linux), so that it is still free when
+    the first rank has started. Jobs that start on a node at once have other seeds and try other ports first.
+    """
+    candidates = random.Random(seed)
+    while True:
+        port = candidates.randint(20_000, 29_999)
+        with suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def _srun(nodes: int, tasks: int, threads: int) -> list[str]:

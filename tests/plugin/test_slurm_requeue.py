@@ -65,7 +65,7 @@ def running(cluster, tmp_path_factory):
     end_heads(since)
 
 
-def test_dst_02_two_ranks_on_two_nodes_all_get_the_signal(cluster, running):
+def test_all_ranks_of_two_nodes_get_the_signal(cluster, running):
     for name in ("told", "bare"):
         wait_for(running[name][0].executed, what="the first step")
         told(cluster, running[name][0].lives()[0][0])
@@ -82,7 +82,7 @@ def test_dst_02_two_ranks_on_two_nodes_all_get_the_signal(cluster, running):
     assert all(toy.read(f"rank{r}.1") for r in range(4))
 
 
-def test_sub_02_saved_run_goes_back_to_the_queue_and_slx_01_so_does_one_requeued_off_a_drained_node(cluster, running):
+def test_a_run_that_saved_and_one_requeued_off_a_drained_node_resume(cluster, running):
     """One submission and one writer, whoever sends the job back."""
     toy, head = running["told"]
     wait_for(lambda: len(toy.lives()) == 2, 150, "the second life")
@@ -100,7 +100,7 @@ def test_sub_02_saved_run_goes_back_to_the_queue_and_slx_01_so_does_one_requeued
     assert [life[:2] for life in toy.lives()] == [[job, "0"], [job, "1"], [job, "2"]]
 
 
-def test_sub_02_without_scontrol_on_the_nodes_the_workflow_submits_again(running):
+def test_without_scontrol_on_the_nodes_the_workflow_submits_again(running):
     toy, head = running["bare"]
     wait_for(lambda: len(toy.lives()) == 2, 150, "the second life")
     toy.finish(head)
@@ -108,7 +108,7 @@ def test_sub_02_without_scontrol_on_the_nodes_the_workflow_submits_again(running
     assert int(second) > int(first) and count == again == "0"
 
 
-def test_sub_01_time_limit_is_an_interruption_not_an_end(running):
+def test_a_time_limit_is_an_interruption_not_an_end(running):
     """A limit of one minute, as often as it takes: Slurm sends the signal, the job saves and goes on under its id."""
     toy, head = running["limit"]
     wait_for(lambda: len(toy.lives()) >= 2, 120, "the second life")
@@ -117,7 +117,7 @@ def test_sub_01_time_limit_is_an_interruption_not_an_end(running):
     assert toy.diary()[0]["asked"] and toy.diary()[0]["resumable"]
 
 
-def test_dst_02_preemption_and_a_failed_node_are_no_failures(cluster, tmp_path):
+def test_preemption_and_a_failed_node_are_no_failures(cluster, tmp_path):
     toy = trainer(cluster, tmp_path)
     head, job = toy.train()
     cluster("sbatch", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")

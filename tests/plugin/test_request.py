@@ -1,4 +1,4 @@
-"""Keys by which a restarted workflow knows its jobs, what a job asks for, and Slurm's commands with their answers."""
+"""Keys by which a restarted workflow knows its jobs, what a job requests, and Slurm's commands with their answers."""
 
 import os
 import types
@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from slurmlab import job
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_submitit import ExecutorSettings, slurm, task
-from snakemake_executor_plugin_submitit.keys import Key, key_of
-from snakemake_executor_plugin_submitit.request import lead, parse_extra, request, sbatch_options
+from snakemake_executor_plugin_submitit import ExecutorSettings
+from snakemake_executor_plugin_submitit.request import JobKey, key_of, lead, parse_extra, read_request, sbatch_options
 
 HEX = st.text("0123456789abcdef", min_size=12, max_size=12)
 
@@ -59,7 +58,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_each_part_of_a_key_changes_with_what_it_stands_for(folder, change):
+def test_each_part_of_a_key_changes_with_what_it_covers(folder, change):
     fields, parts = CHANGES[change]
     assert differs(key_of(made()), key_of(made(**fields))) == parts
 
@@ -120,18 +119,46 @@ def test_what_a_group_makes_for_itself_does_not_make_it_another_group(folder):
 
 @given(HEX, HEX, HEX, st.text("abc |-_.smk0", max_size=20), st.text("abc |-_.smk0", max_size=20))
 @settings(max_examples=50, deadline=None)
-def test_a_key_is_found_in_whatever_stands_around_it(what, how, needs, before, after):
-    key = Key(what, how, needs[:8])
-    assert Key.find(f"{before}|{key}|{after}") == key
-    assert Key.find(str(key)[:-1]) is None
+def test_a_key_is_found_in_any_text_around_it(what, how, needs, before, after):
+    key = JobKey(what, how, needs[:8])
+    assert JobKey.find(f"{before}|{key}|{after}") == key
+    assert JobKey.find(str(key)[:-1]) is None
 
 
 # ---- requests --------------------------------------------------------------------------------------------------------
 
 
+KEY = "smk-0123456789ab-0123456789ab-01234567"
+
+
+def options(settings=None, **resources):
+    own = settings or ExecutorSettings()
+    return sbatch_options(read_request(job(**resources), own), KEY, own)
+
+
+def test_resources_become_sbatch_options():
+    found = options(mem_mb=1500, runtime=120, nodes=2, tasks_per_node=4, gpus_per_node=4, gpu_model="h200")
+    assert found == {
+        "nodes": 2, "ntasks-per-node": 4, "cpus-per-task": 4, "mem": "1500M", "time": 120,
+        "gpus-per-node": "h200:4", "signal": "B:USR2@120", "requeue": True, "comment": KEY,
+    }  # fmt: skip
+
+
+def test_site_settings_survive_default_resources_of_the_command_line():
+    own = ExecutorSettings(partition="gpu", account="lab", qos="long", extra="--mail-type=FAIL --exclusive")
+    found = options(own, slurm_partition="big", slurm_extra="--exclude=n3 --mail-type=END")
+    assert (found["partition"], found["account"], found["qos"]) == ("big", "lab", "long")
+    assert (found["exclude"], found["mail-type"], found["exclusive"]) == ("n3", "END", True)
+
+
+def test_requeue_can_be_switched_off():
+    found = options(ExecutorSettings(requeue=0))
+    assert found["no-requeue"] is True and "requeue" not in found
+
+
 @given(st.integers(0, 10**5), st.integers(1, 10**4))
 @settings(max_examples=100, deadline=None)
-def test_a_job_is_told_to_save_within_the_last_quarter_of_its_time(minutes, wanted):
+def test_a_job_saves_within_the_last_quarter_of_its_time(minutes, wanted):
     found = lead(minutes, wanted)
     assert 1 <= found <= wanted
     assert not minutes or 4 * found <= 60 * minutes
@@ -156,20 +183,20 @@ def test_a_job_is_told_to_save_within_the_last_quarter_of_its_time(minutes, want
 )  # fmt: skip
 def test_odd_but_legal_resources(resources, options, absent):
     own = ExecutorSettings(partition="main")
-    found = sbatch_options(request(job(**resources), own), "k", own)
+    found = sbatch_options(read_request(job(**resources), own), "k", own)
     assert {name: found[name] for name in options} == options
     assert not absent & found.keys()
 
 
 def test_a_key_that_travels_in_the_name_leaves_the_comment_to_the_site():
     own = ExecutorSettings(key="name", extra="--mail-type=END")
-    assert "comment" not in sbatch_options(request(job(), own), "k", own)
+    assert "comment" not in sbatch_options(read_request(job(), own), "k", own)
 
 
 @pytest.mark.parametrize("value", ["two", None, -1, "-3", "1.5", ""])
-def test_a_resource_that_is_no_whole_number_is_named(value):
+def test_a_resource_that_is_not_a_whole_number_is_named(value):
     with pytest.raises(WorkflowError, match=f"rule train: resource mem_mb: {value!r}; allowed: whole numbers from 0"):
-        request(job(mem_mb=value), ExecutorSettings())
+        read_request(job(mem_mb=value), ExecutorSettings())
 
 
 @pytest.mark.parametrize(
@@ -184,12 +211,12 @@ def test_a_resource_that_is_no_whole_number_is_named(value):
         ("--requeue", "--requeue is set by the executor itself"),
     ],
 )
-def test_extra_options_that_cannot_be_taken_name_where_they_stand(text, words):
+def test_extra_options_that_are_refused_name_their_source(text, words):
     with pytest.raises(WorkflowError) as caught:
-        request(job(slurm_extra=text), ExecutorSettings())
+        read_request(job(slurm_extra=text), ExecutorSettings())
     assert str(caught.value).startswith("resource slurm_extra of train: ") and words in str(caught.value)
     with pytest.raises(WorkflowError, match=r"^--submitit-extra: "):
-        request(job(), ExecutorSettings(extra=text))
+        read_request(job(), ExecutorSettings(extra=text))
 
 
 def test_extra_options_may_be_empty_or_hold_equals_signs():
@@ -200,76 +227,7 @@ def test_extra_options_may_be_empty_or_hold_equals_signs():
 def test_names_in_the_queue_are_readable_short_and_plain():
     long = job()
     long.wildcards_dict = {"b": "ä/x y", "a": "1" * 100}
-    name = request(long, ExecutorSettings()).name
+    name = read_request(long, ExecutorSettings()).name
     assert name == f"train.{'1' * 100}"[:60]
     long.wildcards_dict = {"b": "ä/x y", "a": "1"}
-    assert request(long, ExecutorSettings()).name == "train.1.__x_y"
-
-
-# ---- Slurm's commands ------------------------------------------------------------------------------------------------
-
-
-def program(folder, name, body, monkeypatch):
-    """A command of that name, first on PATH; it notes its arguments."""
-    path = folder / name
-    path.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {folder}/{name}.calls\n{body}\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return lambda: (folder / f"{name}.calls").read_text().splitlines()
-
-
-def test_ids_are_cancelled_in_chunks_and_a_refused_chunk_does_not_save_the_others(tmp_path, monkeypatch):
-    calls = program(tmp_path, "scancel", '[ "$1" != 0 ]', monkeypatch)
-    assert slurm.cancel([]) and not list(tmp_path.glob("*.calls"))
-    assert slurm.cancel([str(i) for i in range(1, 501)])
-    assert not slurm.cancel([str(i) for i in range(1001)])
-    assert [len(call.split()) for call in calls()] == [500, 500, 500, 1]
-
-
-@pytest.mark.parametrize("command", [["false"], ["/nowhere/x"], ["sleep", "60"]])
-def test_a_command_that_fails_hangs_or_is_not_there_answers_nothing(command):
-    assert task.output(command, 0.2) is None
-
-
-def test_output_that_is_no_utf_8_is_still_an_answer():
-    assert task.output(["printf", r"a\377b"]) == r"a\xffb"
-
-
-SHOWN = (
-    "JobId=9 JobName=train UserId=me(1) JobState=%s Reason=%s Dependency=(null) StartTime=2026-01-01T10:00:00 "
-    "ReqNodeList=(null) ExcNodeList=n7 NodeList=%s BatchHost=%s NumNodes=2"
-)
-
-
-@pytest.mark.parametrize(
-    ("fields", "death"),
-    [
-        (("FAILED", "NonZeroExitCode", "n[1-2]", "n1"), slurm.Death("FAILED", "NonZeroExitCode", "n1")),
-        (("NODE_FAIL", "None", "n[1-2]", "(null)"), slurm.Death("NODE_FAIL", "", "n[1-2]")),
-        (("PENDING", "Resources", "(null)", ""), slurm.Death("PENDING", "Resources", "")),
-    ],
-)
-def test_the_controllers_word_on_a_job_is_read(tmp_path, monkeypatch, fields, death):
-    program(tmp_path, "scontrol", f"echo '{SHOWN % fields}'", monkeypatch)
-    assert slurm.post_mortem("9") == death
-
-
-def test_accounting_is_asked_for_a_job_that_the_controller_has_forgotten(tmp_path, monkeypatch):
-    program(tmp_path, "scontrol", "exit 1", monkeypatch)
-    calls = program(tmp_path, "sacct", "echo '9|TIMEOUT|None|n3'", monkeypatch)
-    assert slurm.post_mortem("9") == slurm.Death("TIMEOUT", "", "n3")
-    assert calls() == ["-n -P -j 9 -o JobID,State,Reason,NodeList"]
-
-
-@pytest.mark.parametrize("text", ["", "\n\n", "slurm_load_jobs error: x\n"])
-def test_a_queue_without_jobs_is_empty(text):
-    assert slurm.parse_queue(text) == {}
-
-
-def test_only_this_users_jobs_are_asked_for_in_one_call(tmp_path, monkeypatch):
-    key = Key("0" * 12, "1" * 12, "2" * 8)
-    calls = program(tmp_path, "squeue", f"echo '5|RUNNING|None|a|b|{key}'", monkeypatch)
-    assert slurm.queue() == {"5": slurm.Row("RUNNING", "None", key)}
-    assert calls() == [f"-h -t all -u {os.getuid()} -o %i|%T|%r|%j|%k"]
-    program(tmp_path, "squeue", "exit 1", monkeypatch)
-    assert slurm.queue() is None
+    assert read_request(long, ExecutorSettings()).name == "train.1.__x_y"

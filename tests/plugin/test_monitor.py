@@ -8,10 +8,10 @@ import types
 import pytest
 from slurmlab import job
 
-from snakemake_executor_plugin_submitit import ExecutorSettings, backend, failure, slurm
+from snakemake_executor_plugin_submitit import ExecutorSettings, failure, slurm
 from snakemake_executor_plugin_submitit.executor import Executor
-from snakemake_executor_plugin_submitit.keys import Key
-from snakemake_executor_plugin_submitit.request import request
+from snakemake_executor_plugin_submitit.jobs import SubmittedJob
+from snakemake_executor_plugin_submitit.request import JobKey, read_request
 
 KEY = "smk-0123456789ab-0123456789ab-01234567"
 
@@ -31,7 +31,7 @@ class Scheduler:
 def watcher(monkeypatch, tmp_path):
     """An executor with one job, number 7, and no polling thread."""
     made = object.__new__(Executor)
-    made._begin_watching(ExecutorSettings(queue_interval=0.0, grace=0.0))
+    made.prepare(ExecutorSettings(queue_interval=0.0, grace=0.0))
     made.workflow = types.SimpleNamespace(scheduler=Scheduler())
     said = made.said = []
     made.logger = types.SimpleNamespace(**dict.fromkeys(("info", "warning", "error"), said.append))
@@ -40,24 +40,24 @@ def watcher(monkeypatch, tmp_path):
         stdout=tmp_path / "7_0_log.out", result_pickle=tmp_path / "7.pkl", submitted_pickle=tmp_path / "s"
     )
     info = types.SimpleNamespace(job=job(runtime=10, mem_mb=100), external_jobid="7", aux={})
-    live = backend.Live(info, request(info.job, made.own), Key.find(KEY))
+    live = SubmittedJob(info, read_request(info.job, made.settings), JobKey.find(KEY))
     live.handle, live.since = types.SimpleNamespace(job_id="7", paths=paths), 0.0
-    info.aux["live"] = live
-    made._live = {id(live): live}
+    info.aux["submitted"] = live
+    made.submitted_jobs = {id(live): live}
     made.info, made.paths, made.calls = info, paths, 0
-    monkeypatch.setattr(slurm, "post_mortem", lambda _: slurm.Death(made.answer, "", "n1"))
+    monkeypatch.setattr(slurm, "post_mortem", lambda _: slurm.JobEnd(made.answer, "", "n1"))
 
     def queue():
         made.calls += 1
-        return None if made.answer is None else {"7": slurm.Row(made.answer, "", None)}
+        return None if made.answer is None else {"7": slurm.QueueEntry(made.answer, "", None)}
 
     made.answer = "RUNNING"
     monkeypatch.setattr(slurm, "queue", queue)
     return made
 
 
-def test_failure_waits_for_slurms_word_and_is_then_reported_with_it(watcher):
-    watcher.own.grace = 20.0
+def test_a_failure_is_reported_with_slurms_reason_once_it_is_known(watcher):
+    watcher.settings.grace = 20.0
     watcher.paths.result_pickle.write_bytes(pickle.dumps(("success", {"code": 1})))
     watcher.answer = "COMPLETING"
     assert look(watcher) == [watcher.info]
@@ -67,39 +67,15 @@ def test_failure_waits_for_slurms_word_and_is_then_reported_with_it(watcher):
 
 def test_result_is_found_in_a_folder_that_was_quiet(watcher, tmp_path):
     """A folder that has not changed is not searched again; one that has is."""
-    watcher.own.queue_interval = 60.0
-    watcher._folders = {str(tmp_path)}
+    watcher.settings.queue_interval = 60.0
+    watcher.result_folders = {str(tmp_path)}
     os.utime(tmp_path, (1, 1))
-    assert look(watcher) == [watcher.info] and watcher._mark is not None
-    watcher._goes_on = lambda _: pytest.fail("searched a folder that has not changed")
+    assert look(watcher) == [watcher.info] and watcher.unchanged is not None
+    watcher.is_running = lambda _: pytest.fail("searched a folder that has not changed")
     assert look(watcher) == [watcher.info]
-    del watcher._goes_on
+    del watcher.is_running
     watcher.paths.result_pickle.write_bytes(pickle.dumps(("success", {"code": 0})))
     assert look(watcher) == []
-
-
-#: Rows of `sacct -n -P -o JobID,State,Reason,NodeList` (Slurm 22.05 with slurmdbd).
-ACCOUNTING = {
-    "COMPLETED": "9|COMPLETED|None|n1\n9.batch|COMPLETED||n1\n",
-    "CANCELLED": "9|CANCELLED by 0|None|n1\n9.batch|CANCELLED||n1\n",
-    "TIMEOUT": "9|TIMEOUT|None|n[1-2]\n9.batch|CANCELLED||n1\n9.0|CANCELLED by 0||n[1-2]\n",
-    "OUT_OF_MEMORY": "9|FAILED|None|n1\n9.batch|FAILED||n1\n9.0|OUT_OF_MEMORY||n1\n",
-    "NODE_FAIL": "9|NODE_FAIL|NodeDown|n2\n",
-    "GONE": "Slurm accounting storage is disabled\n",
-}
-
-
-@pytest.mark.parametrize("state", ACCOUNTING)
-def test_accounting_is_read(state):
-    found = slurm.parse_accounting(ACCOUNTING[state])
-    assert found.state == state
-    assert found.node == {"TIMEOUT": "n[1-2]", "NODE_FAIL": "n2", "GONE": ""}.get(state, "n1")
-    assert found.reason == {"NODE_FAIL": "NodeDown"}.get(state, "")
-
-
-def test_without_accounting_and_controller_a_job_is_gone(monkeypatch):
-    monkeypatch.setattr(slurm, "output", lambda *_: None)
-    assert slurm.post_mortem("7") == slurm.Death("GONE")
 
 
 def look(executor, jobs=None):
@@ -109,7 +85,7 @@ def look(executor, jobs=None):
     return asyncio.run(collect())
 
 
-def test_slx_01_preempted_and_requeued_is_alive(watcher):
+def test_a_preempted_or_requeued_job_is_alive(watcher):
     for state in ("RUNNING", "PREEMPTED", "PENDING", "RUNNING", "NODE_FAIL", "REQUEUED"):
         watcher.answer = state
         assert look(watcher) == [watcher.info], state
@@ -126,15 +102,15 @@ def test_death_without_a_result_is_reported_with_its_state(watcher):
     assert "OUT_OF_MEMORY on n1" in text and "mem_mb=100" in text and "last words" in text
 
 
-def test_silent_squeue_says_nothing_about_jobs(watcher):
+def test_a_squeue_that_does_not_answer_ends_no_job(watcher):
     watcher.answer = None
     for _ in range(5):
         assert look(watcher) == [watcher.info]
     assert sum("squeue does not answer" in line for line in watcher.said) == 1
 
 
-def test_exception_while_watching_cannot_leave_the_workflow_waiting(watcher, monkeypatch):
-    monkeypatch.setattr(watcher, "_state", lambda _: 1 / 0)
+def test_an_exception_while_polling_does_not_leave_the_workflow_waiting(watcher, monkeypatch):
+    monkeypatch.setattr(watcher, "state_of", lambda _: 1 / 0)
     for _ in range(29):
         assert look(watcher) == [watcher.info]
     assert look(watcher) == [] and watcher.workflow.scheduler.failed == [watcher.info.job]
@@ -148,21 +124,21 @@ def test_exception_while_reporting_still_reaches_the_scheduler(watcher, monkeypa
 
 
 def test_one_squeue_per_interval_whatever_the_number_of_jobs(watcher):
-    watcher.own.queue_interval = 60.0
+    watcher.settings.queue_interval = 60.0
     for _ in range(3):
         look(watcher, [watcher.info] * 200)
     assert watcher.calls == 1
 
 
-def test_looking_slows_down_with_the_number_of_jobs(watcher):
+def test_polling_slows_down_with_the_number_of_jobs(watcher):
     look(watcher)
     few = watcher.next_seconds_between_status_checks
     look(watcher, [watcher.info] * 20000)
-    assert watcher.own.poll <= few < watcher.next_seconds_between_status_checks <= 10
+    assert watcher.settings.poll <= few < watcher.next_seconds_between_status_checks <= 10
 
 
-def test_looking_slows_down_when_nothing_happens_and_not_before_a_job_is_there(watcher):
-    watcher._news -= 500
+def test_polling_slows_down_when_nothing_happens(watcher):
+    watcher.last_event -= 500
     look(watcher)
     assert watcher.next_seconds_between_status_checks == pytest.approx(5, abs=0.5)
     asyncio.run(anext(watcher.check_active_jobs([]), None))
@@ -175,8 +151,8 @@ def test_looking_slows_down_when_nothing_happens_and_not_before_a_job_is_there(w
 def test_cancel_is_one_call_for_all_jobs(watcher, monkeypatch):
     calls = []
     monkeypatch.setattr(slurm, "output", lambda command, seconds=60: calls.append(command) or "")
-    watcher._live = {
-        i: backend.Live(watcher.info, None, None, types.SimpleNamespace(job_id=str(i))) for i in range(300)
+    watcher.submitted_jobs = {
+        i: SubmittedJob(watcher.info, None, None, types.SimpleNamespace(job_id=str(i))) for i in range(300)
     }
     watcher.cancel_jobs([])
     assert [len(c) for c in calls] == [301] and calls[0][0] == "scancel"
@@ -184,6 +160,6 @@ def test_cancel_is_one_call_for_all_jobs(watcher, monkeypatch):
 
 def test_jobs_can_be_left_in_the_queue(watcher, monkeypatch):
     monkeypatch.setattr(slurm, "cancel", lambda _: pytest.fail("cancelled"))
-    watcher.own.on_exit = "leave"
+    watcher.settings.on_exit = "leave"
     watcher.cancel_jobs([])
     assert "Left in the queue: 7" in watcher.said[-1]

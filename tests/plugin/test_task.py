@@ -1,8 +1,9 @@
-"""The lives of a job: what ends one, what starts the next, and what the process inside is told."""
+"""What runs in a job: when an attempt ends, when another begins, and which signals reach the command."""
 
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ class Run:
 
     def __init__(self, folder, command, cluster="debug", **more):
         self.log = folder / "1_0_log.out"
-        self.task = task.Task(command, cluster, str(self.log), **more)
+        self.task = task.JobTask(command, cluster, str(self.log), **more)
         self.result = None
         self._thread = threading.Thread(target=self._call)
         self._thread.start()
@@ -38,71 +39,88 @@ def run(folder, command, **more):
     return Run(folder, command, **more).end()
 
 
-def life(seconds=1.0, resumable=True, asked=False):
+def attempt(seconds=1.0, resumable=True, asked=False):
     return {"started": 0.0, "seconds": seconds, "node": "n", "resumable": resumable, "asked": asked}
 
 
 @pytest.mark.parametrize(
-    ("lives", "limit", "words"),
+    ("attempts", "limit", "words"),
     [
-        ([life()] * 2, -1, ""),
-        ([life()] * 3, -1, "ended with code 75 within 30 s, 3 times in a row"),
-        ([life(29.9)] * 3, -1, "ended with code 75"),
-        ([life(), life(30.0), life()], -1, ""),
-        ([life(), life(asked=True), life()], -1, ""),
-        ([life(), life(resumable=False), life()], -1, ""),
-        ([life(100.0)] + [life()] * 3, -1, "ended with code 75"),
-        ([life(100.0)] * 1000, -1, ""),
-        ([life(100.0)], 0, "went back to the queue 0 times, which is the limit (--submitit-requeue)"),
-        ([life(100.0)] * 2, 2, ""),
-        ([life(100.0)] * 3, 2, "went back to the queue 2 times"),
+        ([attempt()] * 2, -1, ""),
+        ([attempt()] * 3, -1, "ended with code 75 within 30 s, 3 times in a row"),
+        ([attempt(29.9)] * 3, -1, "ended with code 75"),
+        ([attempt(), attempt(30.0), attempt()], -1, ""),
+        ([attempt(), attempt(asked=True), attempt()], -1, ""),
+        ([attempt(), attempt(resumable=False), attempt()], -1, ""),
+        ([attempt(100.0)] + [attempt()] * 3, -1, "ended with code 75"),
+        ([attempt(100.0)] * 1000, -1, ""),
+        ([attempt(100.0)], 0, "was requeued 0 times, which is the limit (--submitit-requeue)"),
+        ([attempt(100.0)] * 2, 2, ""),
+        ([attempt(100.0)] * 3, 2, "was requeued 2 times"),
     ],
 )
-def test_when_a_job_is_not_started_again(lives, limit, words):
-    assert task.Task("true", "local", requeue=limit)._tired(lives).startswith(words)
-    assert bool(task.Task("true", "local", requeue=limit)._tired(lives)) == bool(words)
+def test_when_a_job_is_not_started_again(attempts, limit, words):
+    assert task.JobTask("true", "local", requeue=limit).reason_to_give_up(attempts).startswith(words)
+    assert bool(task.JobTask("true", "local", requeue=limit).reason_to_give_up(attempts)) == bool(words)
 
 
-def test_an_exit_code_of_an_earlier_life_is_not_this_ones(tmp_path, capsys):
-    """The log holds all lives: only what this one wrote says how it ended."""
+def test_task_is_pickled_with_its_code_and_without_this_package(tmp_path):
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(task)
+    (tmp_path / "task.pkl").write_bytes(cloudpickle.dumps(task.JobTask("true", "local", str(tmp_path / "1_0_log.out"))))
+    code = "import sys, pickle; t = pickle.load(open('task.pkl', 'rb')); print(t()['code'], any('snakemake' in m for m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def test_exit_code_75_starts_a_local_job_again(tmp_path):
+    command = f"cd {tmp_path}; echo x >> lives; [ $(wc -l < lives) = 3 ] || {{ echo 'returned non-zero exit status 75.'; exit 1; }}"
+    result, _ = run(tmp_path, command)
+    assert result["code"] == 0
+    assert (tmp_path / "lives").read_text() == "x\n" * 3
+
+
+def test_the_exit_code_of_an_earlier_attempt_does_not_count(tmp_path, capsys):
+    """The log has all attempts; only what this one wrote says how it ended."""
     command = f"cd {tmp_path}; if [ -e first ]; then echo broken; exit 1; fi; touch first; {AGAIN}"
     result, _ = run(tmp_path, command)
     assert (result["code"], result["resumable"]) == (1, False)
     assert capsys.readouterr().out.count("exit code 75: starting again") == 1
-    assert [entry["resumable"] for entry in diary(tmp_path)] == [True, False]
+    assert [entry["resumable"] for entry in record(tmp_path)] == [True, False]
 
 
-def diary(folder):
-    return [json.loads(line) for line in (folder / "1_lives.jsonl").read_text().splitlines()]
+def record(folder):
+    return [json.loads(line) for line in (folder / "1_attempts.jsonl").read_text().splitlines()]
 
 
-def test_lives_are_counted_across_processes(tmp_path, capsys):
+def test_attempts_are_counted_across_processes(tmp_path, capsys):
     """A requeued Slurm job is a new process with the same log."""
-    (tmp_path / "1_lives.jsonl").write_text(json.dumps(life(100.0)) + "\n")
+    (tmp_path / "1_attempts.jsonl").write_text(json.dumps(attempt(100.0)) + "\n")
     result, _ = run(tmp_path, AGAIN, requeue=1)
-    assert result["note"].startswith("went back to the queue 1 times")
-    assert "life 2 on " in capsys.readouterr().out
+    assert result["note"].startswith("was requeued 1 times")
+    assert "attempt 2 on " in capsys.readouterr().out
 
 
-def test_a_diary_that_was_cut_short_counts_as_none(tmp_path, capsys):
-    (tmp_path / "1_lives.jsonl").write_text('{"started": 1')
+def test_a_record_that_was_cut_short_counts_as_none(tmp_path, capsys):
+    (tmp_path / "1_attempts.jsonl").write_text('{"started": 1')
     result, _ = run(tmp_path, "true")
-    assert result["code"] == 0 and "life 1 on " in capsys.readouterr().out
+    assert result["code"] == 0 and "attempt 1 on " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["returned non-zero exit status 750.", "exit status 75", "status 75"])
 def test_only_the_resumable_code_starts_a_job_again(tmp_path, text):
     result, _ = run(tmp_path, f"echo '{text}'; exit 1")
-    assert result["resumable"] is False and len(diary(tmp_path)) == 1
+    assert result["resumable"] is False and len(record(tmp_path)) == 1
 
 
-def test_success_that_speaks_of_code_75_is_success(tmp_path):
+def test_success_with_code_75_in_its_output_is_success(tmp_path):
     result, _ = run(tmp_path, "echo 'returned non-zero exit status 75.'")
     assert (result["code"], result["resumable"]) == (0, False)
-    assert not (tmp_path / "1_lives.jsonl").exists()
+    assert not (tmp_path / "1_attempts.jsonl").exists()
 
 
-def test_a_job_that_is_told_to_stop_saves_and_is_not_started_again(tmp_path, capsys):
+def test_a_job_that_is_stopped_saves_and_is_not_started_again(tmp_path, capsys):
     command = f"cd {tmp_path}; trap 'touch saved; {AGAIN}' TERM; touch ready; while true; do sleep 0.05; done"
     job = Run(tmp_path, command)
     wait_for((tmp_path / "ready").exists, 30, "the job")
@@ -113,7 +131,7 @@ def test_a_job_that_is_told_to_stop_saves_and_is_not_started_again(tmp_path, cap
     assert (tmp_path / "saved").exists() and result["resumable"]
     assert result["stop"] == "the workflow was interrupted"
     assert "stopping: the workflow was interrupted" in said and "starting again" not in said
-    assert diary(tmp_path)[0]["asked"] is True
+    assert record(tmp_path)[0]["asked"] is True
 
 
 def test_a_job_that_does_not_stop_is_killed_after_its_grace_with_all_its_processes(tmp_path):
@@ -140,19 +158,19 @@ def test_a_time_limit_that_is_near_reaches_the_command_as_usr2_and_its_shell_sur
     job = Run(tmp_path, command)
     wait_for((tmp_path / "ready").exists, 30, "the job")
     time.sleep(0.2)
-    job.task._asked = True
+    job.task.time_limit_near = True
     result, log = job.end()
     assert result["code"] == 0, log
     assert (
         "the time limit is near: asking the job to save" in capsys.readouterr().out
-        and diary(tmp_path)[0]["asked"] is True
+        and record(tmp_path)[0]["asked"] is True
     )
 
 
 def test_a_local_job_stops_when_the_workflow_that_started_it_is_gone(tmp_path, capfd):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    job = task.Task("sleep 60", "local", str(tmp_path / "1_0_log.out"), grace=5.0)
+    job = task.JobTask("sleep 60", "local", str(tmp_path / "1_0_log.out"), grace=5.0)
     job.head = gone.pid
     found = []
     thread = threading.Thread(target=lambda: found.append(job()))
@@ -176,12 +194,12 @@ def test_the_number_of_a_job_completes_the_name_of_its_log(tmp_path, monkeypatch
     for other in ("SUBMITIT_LOCAL_JOB_ID", "SLURM_JOB_ID"):
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, number)
-    job = task.Task("false", "debug", str(tmp_path / "%j_0_log.out"))
+    job = task.JobTask("false", "debug", str(tmp_path / "%j_0_log.out"))
     thread = threading.Thread(target=job)
     thread.start()
     thread.join(30)
     assert job.log == str(tmp_path / f"{number}_0_log.out")
-    assert (tmp_path / f"{number}_lives.jsonl").exists()
+    assert (tmp_path / f"{number}_attempts.jsonl").exists()
 
 
 @pytest.mark.parametrize(("on_drift", "drift", "ran"), [("warn", ["a.py", "gone.py"], True), ("snapshot", [], True), ("fail", ["a.py", "gone.py"], False)])  # fmt: skip
@@ -229,26 +247,26 @@ def test_without_git_no_code_is_known(tmp_path):
 def test_only_the_end_of_a_huge_log_is_searched(tmp_path):
     log = tmp_path / "log"
     log.write_bytes(b"a" * 100 + b"b" * 100)
-    assert task._read_from(str(log), 150) == b"b" * 50
-    assert task._read_from(str(log), 0, most=100) == b"b" * 100
-    assert task._read_from(str(log), 150, most=10) == b"b" * 10
-    assert task._read_from(str(tmp_path / "none"), 0) == b""
+    assert task.read_from(str(log), 150) == b"b" * 50
+    assert task.read_from(str(log), 0, most=100) == b"b" * 100
+    assert task.read_from(str(log), 150, most=10) == b"b" * 10
+    assert task.read_from(str(tmp_path / "none"), 0) == b""
 
 
-def test_a_preemption_at_the_very_start_of_a_life_is_this_lifes():
+def test_a_preemption_at_the_start_of_an_attempt_belongs_to_it():
     now = "2026-01-01T10:00:00"
-    assert task._preempted({"PreemptTime": now, "StartTime": now})
-    assert not task._preempted({"StartTime": now}) and not task._preempted({})
+    assert task.is_preempted({"PreemptTime": now, "StartTime": now})
+    assert not task.is_preempted({"StartTime": now}) and not task.is_preempted({})
 
 
-# ---- back to the queue, with a scontrol that is made up: the real one is in test_slurm_lives.py ----------------------
+# ---- requeue, with a stub of scontrol: the real one is in test_slurm_requeue.py ----------------------
 
 
 @pytest.fixture
 def controller(tmp_path, monkeypatch):
     """A `scontrol` that shows a state and takes or refuses a requeue; its calls."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr(task.Task, "_linger", lambda self, seconds: None)
+    monkeypatch.setattr(task.JobTask, "wait_for_slurm", lambda self, seconds: None)
 
     def _controller(facts, requeue=True):
         (tmp_path / "bin").mkdir(exist_ok=True)
@@ -266,7 +284,7 @@ START = "StartTime=2026-01-01T10:00:00 PreemptTime="
 
 
 @pytest.mark.parametrize(
-    ("facts", "wanted", "limit", "requeued"),
+    ("fields", "resumable", "limit", "requeued"),
     [
         (f"JobState=RUNNING Reason=None {START}None", True, -1, True),
         (f"JobState=RUNNING Reason=None {START}None", False, -1, False),
@@ -279,11 +297,11 @@ START = "StartTime=2026-01-01T10:00:00 PreemptTime="
         (f"JobState=CANCELLED Reason=None {START}None", True, -1, False),
     ],
 )
-def test_a_job_goes_back_to_the_queue_if_it_saved_or_is_preempted_and_was_not_cancelled(controller, facts, wanted, limit, requeued):  # fmt: skip
+def test_a_job_is_requeued_if_it_saved_or_is_preempted_and_was_not_cancelled(controller, fields, resumable, limit, requeued):  # fmt: skip
     make, calls = controller
-    make(facts)
+    make(fields)
     result = {}
-    task.Task("true", "slurm", requeue=limit)._back_to_queue(result, wanted)
+    task.JobTask("true", "slurm", requeue=limit).requeue(result, resumable)
     assert ("requeue" in calls()) == requeued
     assert "again" not in result
 
@@ -292,14 +310,14 @@ def test_a_node_without_a_working_scontrol_asks_the_workflow_to_submit_again(con
     make, calls = controller
     make("", requeue=False)
     result = {}
-    task.Task("true", "slurm")._back_to_queue(result, True)
+    task.JobTask("true", "slurm").requeue(result, True)
     assert result == {"again": True} and calls() == ["show", "requeue"] * 3
 
 
-def test_a_stopped_job_that_slurm_says_nothing_of_is_not_brought_back(controller):
+def test_a_stopped_job_is_not_requeued_if_slurm_does_not_answer(controller):
     make, calls = controller
     make("")
-    job, result = task.Task("true", "slurm"), {}
+    job, result = task.JobTask("true", "slurm"), {}
     job.stop("SIGTERM received")
-    job._back_to_queue(result, True)
+    job.requeue(result, True)
     assert calls() == ["show"] and result == {}
