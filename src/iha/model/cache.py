@@ -31,6 +31,11 @@ class LayerCache:
         return self._stop - self._start
 
     @property
+    def capacity(self) -> int:
+        """Entries that fit into the buffers."""
+        return 0 if self._k is None else self._k.shape[2]
+
+    @property
     def device(self) -> torch.device | None:
         """Where the entries are; None: there are none yet."""
         return None if self._k is None else self._k.device

@@ -99,7 +99,7 @@ class IhaForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
 
         Args:
             input_ids: (B, N); with a cache, the tokens that follow what it holds.
-            attention_mask: (B, N or more); 0 marks padding, which stands on the left if a cache is used.
+            attention_mask: (B, N or more); 0 marks padding, on the left if a cache is used.
             labels: (B, N); -100 is not counted.
             use_cache: also return a cache; also implied by giving one.
             logits_to_keep: logits of the last positions only; 0: all.
@@ -123,7 +123,7 @@ def left_padding(mask: Tensor | None, *, right_allowed: bool) -> Tensor | None:
     """Pads on the left of each row (B,), None if there are none anywhere.
 
     Raises:
-        ValueError: padding elsewhere; right of the tokens it harms nobody in a causal model, but it would stay in a
+        ValueError: padding elsewhere; right of the tokens it does no harm in a causal model, but it would stay in a
             cache.
     """
     if mask is None or bool(mask.all()):

@@ -205,7 +205,7 @@ class Transformer(nn.Module):
     def init_weights(self, seed: int) -> None:
         """Draw every parameter from its own stream, keyed by (seed, name): N(0, init_std), residual outputs scaled.
 
-        Norms start at one; a variant's own parameters as its module says. Drawn on the CPU: equal on every device.
+        Norms start at one; a variant's own parameters as its module defines. Drawn on the CPU: equal on every device.
         """
         owners = {f"blocks.{i}.attention": attention for i, attention in enumerate(self.attentions)}
         for name, parameter in self.named_parameters():

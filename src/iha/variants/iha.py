@@ -56,7 +56,7 @@ class IhaSpec(AttentionSpec):
         return geometry.pretrain_len // (2 * self.pseudo_heads**2) if self.window is None else self.window
 
     def interleaves(self, layer: int) -> bool:
-        """Whether this layer has pseudo-heads; a global layer is plain MHA unless `global_layers` says iha."""
+        """Whether this layer has pseudo-heads; a global layer is plain MHA unless `global_layers` is iha."""
         return self.global_layers == "iha" or layer_type(layer, self.period) == "local"
 
     def params(self, geometry: Geometry, layer: int) -> int:

@@ -18,12 +18,12 @@ from torch import Tensor
 class Mask:
     """Causal visibility with an optional window, padding and documents.
 
-    `window`: keys a query sees, itself included (a flash kernel's window_size is (window - 1, 0): ATT-01); None: all.
+    `window`: keys a query sees, itself included (a flash kernel's window_size is (window - 1, 0)); None: all.
     `group`: 1 for flat causality; P for token causality, where a query sees every pseudo-key of its own token and the
     window counts whole tokens (spec 2.4). `n_pseudo`: virtual tokens per token. `first`: index in tokens of the first
     key, counted from the start of the sequence, pads included. `pad` (B,): left-pad tokens of each row. `documents`
-    (B, tokens of the keys): only keys of the query's own document are seen (PCK-01). `memo`: what kernels have made of
-    this mask, for the next layer that uses it.
+    (B, tokens of the keys): only keys of the query's own document are seen. `memo`: what kernels have computed
+    from this mask, for the next layer that uses it.
     """
 
     n_queries: int

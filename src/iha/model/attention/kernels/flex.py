@@ -33,13 +33,13 @@ def _kernel(device: str) -> Callable[..., Any]:
 
 
 def block_mask(mask: Mask, device: torch.device) -> BlockMask:
-    """Block mask of a call: made once per shape, or once per pass where rows differ."""
+    """Block mask of a call: computed once per shape, or once per pass where rows differ."""
     if not mask.ragged:
         return _shared(mask, device)
     if "blocks" not in mask.memo:
         mask.memo["blocks"] = _make(mask, device)
-    made: BlockMask = mask.memo["blocks"]
-    return made
+    blocks: BlockMask = mask.memo["blocks"]
+    return blocks
 
 
 @lru_cache(maxsize=32)
@@ -108,7 +108,7 @@ def _ranges(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _visible(mask: Mask, batch: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """The mask of one pair, from indices; `Mask.dense` says the same for whole blocks."""
+    """The mask of one pair, from indices; equal to `Mask.dense` for whole blocks."""
     u = q + mask.offset
     seen = k // mask.group <= u // mask.group
     if mask.window is not None:

@@ -17,7 +17,7 @@ def run(net, cache, *pieces):
 
 @pytest.mark.parametrize("prompt", [3, 4, 5, 7])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_att_03_prefill_and_decode_equal_the_full_forward(variant, prompt):
+def test_prefill_and_decode_equal_the_full_forward(variant, prompt):
     net, ids = model(variant, layers=5, dtype=torch.float32), tokens(2, 10)
     got = run(net, net.new_cache(2), ids[:, :prompt], *ids[:, prompt:].split(1, dim=1))
     torch.testing.assert_close(got, net(ids), rtol=0, atol=1e-5)
@@ -25,14 +25,14 @@ def test_att_03_prefill_and_decode_equal_the_full_forward(variant, prompt):
 
 @pytest.mark.parametrize("sizes", [(3, 4, 1, 1, 1), (3, 30, 40, 1, 1), (25, 25, 1, 24)])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_att_03_chunked_prefill(variant, sizes):
+def test_chunked_prefill(variant, sizes):
     net, ids = model(variant, layers=3), tokens(1, sum(sizes))
     got = run(net, net.new_cache(1), *ids.split(list(sizes), dim=1))
     torch.testing.assert_close(got, net(ids), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_att_03_local_layers_keep_their_window_and_global_layers_all(variant):
+def test_local_layers_keep_their_window_and_global_layers_all(variant):
     net = model(variant, layers=5)
     cache = net.new_cache(1)
     run(net, cache, tokens(1, 7), *tokens(1, 40, seed=1).split(1, dim=1))
@@ -43,7 +43,7 @@ def test_att_03_local_layers_keep_their_window_and_global_layers_all(variant):
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "reference"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_evl_01_left_padded_rows_equal_the_rows_alone(variant, backend):
+def test_left_padded_rows_equal_the_rows_alone(variant, backend):
     """Prompts of 3 and 7 tokens, 8 greedy tokens: same tokens, logits within 1e-4, in fp32."""
     net = model(variant, layers=5, backend=backend, dtype=torch.float32)
     prompts = [tokens(1, 3, seed=2), tokens(1, 7, seed=3)]
@@ -121,4 +121,4 @@ def test_a_window_is_compacted_without_losing_entries():
         k, v = cache.append(x, -x)
         assert k.flatten().tolist() == list(range(max(0, step - 10), step + 1))
         assert torch.equal(v, -k)
-    assert cache._k.shape[2] <= 10 + 32
+    assert cache.capacity <= 10 + 32

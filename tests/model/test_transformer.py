@@ -30,7 +30,7 @@ def test_causality_is_exact(variant, backend):
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "banded", "reference"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_pck_01_documents_are_isolated(variant, backend):
+def test_documents_are_isolated(variant, backend):
     """Row of documents of 5 and 3 tokens: a change in the first changes the second by exactly 0."""
     net, ids = model(variant, backend=backend, dtype=torch.float32), tokens(1, 8)
     documents = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]])
@@ -42,7 +42,7 @@ def test_pck_01_documents_are_isolated(variant, backend):
     torch.testing.assert_close(net(ids, doc_ids=documents)[:, 5:], alone, rtol=0, atol=1e-4)
 
 
-def test_trn_12_tied_weights_stay_tied_through_the_meta_device(tmp_path):
+def test_tied_weights_stay_tied_through_the_meta_device(tmp_path):
     net = model("iha")
     save_model(net, tmp_path, {})
     loaded = load_model(tmp_path)
@@ -52,14 +52,14 @@ def test_trn_12_tied_weights_stay_tied_through_the_meta_device(tmp_path):
     assert sum(value.numel() for value in stored.values()) == sum(p.numel() for p in net.parameters())
 
 
-def test_trn_12_untied_head_is_its_own_matrix():
+def test_untied_head_is_its_own_matrix():
     config = ModelConfig(hidden_dim=32, n_layers=1, n_heads=4, ffn_dim=16, tie_embeddings=False)
     net = build_model(config, spec_of("global"), 50, 64, seed=1)
     assert net.head_weight is not net.embed.weight
     assert net.head_weight.shape == (50, 32)
 
 
-def test_att_05_inverse_frequencies_and_table_length():
+def test_inverse_frequencies_and_table_length():
     rope = Rope(128, 500_000.0)
     assert rope.inv_freq[1].item() == pytest.approx(0.81462, abs=1e-5)
     cpu = torch.device("cpu")
@@ -71,7 +71,7 @@ def test_att_05_inverse_frequencies_and_table_length():
         Rope(8, 1e4).gather(torch.tensor([[0, 64]]), 64)
 
 
-def test_att_05_theta_of_the_header_is_the_theta_in_use(tmp_path):
+def test_theta_of_the_header_is_the_theta_in_use(tmp_path):
     """A checkpoint continued at another theta: other logits, the new table, and identical after a reload."""
     net, ids = model("iha", dtype=torch.float32), tokens(1, 30)
     save_model(net, tmp_path / "short", {})
@@ -104,7 +104,7 @@ def test_rotary_tables_survive_a_cast():
     assert all(table.dtype == torch.float32 for table in net.rope.span(0, 5, torch.device("cpu")))
 
 
-def test_att_07_shapes_and_lambda_init():
+def test_diff_shapes_and_lambda_init():
     net = build_model(ModelConfig(hidden_dim=128, n_layers=24, n_heads=8, ffn_dim=16), spec_of("diff"), 50, 64, seed=1)
     attention = net.blocks[0].attention
     assert attention.qkv.weight.shape == (3 * 128, 128)

@@ -98,7 +98,7 @@ def test_iha(case):
     check(module, inputs(case), lambda m, x: oracle.iha(m, x, THETA, seen), ctx)
 
 
-def test_att_07_without_lambda_and_norm_it_is_the_first_sub_head(monkeypatch):
+def test_diff_without_lambda_and_norm_it_is_the_first_sub_head(monkeypatch):
     """Value width 2d, times 1 - lambda_init."""
     module = layer(spec_of("diff"), index=1)
     monkeypatch.setattr(module, "weight", lambda: torch.zeros((), dtype=torch.float64))
@@ -113,7 +113,7 @@ def test_att_07_without_lambda_and_norm_it_is_the_first_sub_head(monkeypatch):
     torch.testing.assert_close(module(x, context(9)), want, rtol=1e-5, atol=1e-6)
 
 
-def test_att_08_mixing_before_the_mask_would_be_nan():
+def test_mixing_before_the_mask_would_be_nan():
     """The mixer [[1, -1], [0, 1]] turns masked logits into inf - inf; the mask comes after it."""
     module = layer(spec_of("talking_heads"), heads=2)
     with torch.no_grad():
@@ -130,7 +130,7 @@ def test_att_08_mixing_before_the_mask_would_be_nan():
     assert torch.einsum("gh,bhqk->bgqk", module.pre_mix.float(), logits).isnan().any()
 
 
-def test_att_08_identity_mixes_are_mha():
+def test_identity_mixes_are_mha():
     module, mha = layer(spec_of("talking_heads")), layer(spec_of("global"))
     mha.load_state_dict({"qkv.weight": module.qkv.weight, "out.weight": module.out.weight})
     x = torch.randn(2, 30, 32, dtype=torch.float64)
@@ -165,5 +165,6 @@ def test_talking_heads_row_by_row_gives_the_same_numbers(rows, monkeypatch):
     seen = torch.rand(rows, 1, 5, 9, generator=generator) > 0.3
     with torch.no_grad():
         assert torch.equal(
-            talking_heads.talk_by_row(q, k, v, seen, pre, post), talking_heads.talk(q, k, v, seen, pre, post)
+            talking_heads.mixed_attention_by_row(q, k, v, seen, pre, post),
+            talking_heads.mixed_attention(q, k, v, seen, pre, post),
         )

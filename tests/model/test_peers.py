@@ -111,5 +111,5 @@ def test_talking_heads_are_x_transformers():
         other.pre_softmax_talking_heads.weight.copy_((module.pre_mix - torch.eye(HEADS))[..., None, None])
         other.post_softmax_talking_heads.weight.copy_(module.post_mix[..., None, None])
         theirs, _ = other(q, k, v)
-        mine = module._chunked(q, k, v, Mask(33, 33))
+        mine = module.mix_and_attend(q, k, v, Mask(33, 33))
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
