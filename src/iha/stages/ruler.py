@@ -10,7 +10,7 @@ from pathlib import Path
 from iha.data.tokenizer import Tokenizer
 from iha.errors import UserError
 from iha.evals.ruler.items import Item, generate, item_path, write_items
-from iha.evals.ruler.tasks import Materials, read_haystack, source_of
+from iha.evals.ruler.tasks import UPSTREAM, Materials, read_haystack, source_of
 from iha.planning.slices import RulerSlice
 from iha.stages.common import Context, StageResult, run
 
@@ -23,7 +23,9 @@ def body(part: RulerSlice, context: Context) -> StageResult:
     tokenizer = Tokenizer.load(context.state / "tokenizer")
     materials = _materials(context)
     started = _started(part, tokenizer, materials)
-    result = StageResult(metadata={"length": part.length, "tokenizer": tokenizer.sha256, "tasks": {}})
+    result = StageResult(
+        metadata={"length": part.length, "tokenizer": tokenizer.sha256, "follows": UPSTREAM, "tasks": {}}
+    )
     for task, rest in started.items():
         items = list(rest)
         path = item_path(context.state, part.length, task)

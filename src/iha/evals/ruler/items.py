@@ -1,8 +1,8 @@
 """RULER items: each filled to its token budget, none over it, none cut; and their files.
 
 An item over its budget is built again with fewer units of haystack from the same random stream, so the needle and the
-question are always complete. Tokens are counted by encoding the prompt with the model's tokenizer: one or two encodings
-per item, about ten minutes on one core for 500 items of eleven tasks at 64k tokens, once per length for all models.
+question are always complete. Tokens are counted by encoding the prompt with the model's tokenizer, one to two times per
+item: three CPU-minutes for 500 items of the 13 tasks at 64k tokens, once per length for all models.
 """
 
 from __future__ import annotations

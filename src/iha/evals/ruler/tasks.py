@@ -25,6 +25,8 @@ from iha.data.vocabulary import distinct, words
 from iha.errors import ConfigError, DataError
 from iha.evals.ruler.questions import Corpus, read_questions
 
+#: Repository and commit that the texts follow.
+UPSTREAM = "NVIDIA/RULER c3f5e3b"
 SEED = 42
 
 
