@@ -33,6 +33,15 @@ GOALS = {
 }
 
 
+if workflow.is_main_process:
+    try:
+        os.environ["IHA_CODES"] = json.dumps(
+            {" ".join(job.entries): fingerprint(*job.entries) for job in JOBS.values()}
+        )
+    except UserError as error:
+        sys.exit(str(error))  # a syntax error in a module, with file and line
+
+
 rule all:
     default_target: True
     input:

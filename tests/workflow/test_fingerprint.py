@@ -10,6 +10,7 @@ import pytest
 
 from iha.artifacts.fingerprint import ROOT, canonical, code_fingerprint, git_state, reachable
 from iha.config.schema import Config, Variant
+from iha.errors import UserError
 from iha.planning.dag import entry_modules
 
 FILES = {
@@ -305,3 +306,11 @@ def test_git_state_of_a_checkout(tmp_path):
     assert clean["dirty"] is False
     (tmp_path / "new").write_text("x")
     assert git_state(tmp_path) == {**clean, "dirty": True}
+
+
+@pytest.mark.parametrize("text", ["x = 1\ndef f(:\n", "x = 1\n\x00", "x = 1\n\xff = ("])
+def test_a_module_that_is_not_python_is_named_with_its_line(package, text):
+    root = package(a="import pkg.b\n", b=text)
+    with pytest.raises(UserError) as caught:
+        code_fingerprint("pkg.a", root=root)
+    assert f"{root / 'b.py'}:" in str(caught.value)

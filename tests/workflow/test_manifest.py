@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from iha.artifacts.manifest import (
+    DamagedFile,
     FileEntry,
     Manifest,
     atomic_path,
@@ -171,3 +173,17 @@ def test_files_are_checked_by_size_and_if_deep_by_content(tmp_path):
 def test_sha256_is_the_standard_one(tmp_path):
     (tmp_path / "x").write_bytes(b"abc")
     assert sha256_file(tmp_path / "x") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_damaged_file_is_set_aside_so_that_its_stage_runs_again(tmp_path):
+    shard = tmp_path / "shard.bin"
+    shard.write_bytes(b"tokens")
+    made = manifest(files={"shard": file_entry(shard, tmp_path)})
+    shard.write_bytes(b"Tokens")
+    with pytest.raises(DamagedFile) as caught:
+        verify_files(made, tmp_path, deep=True)
+    again = pickle.loads(pickle.dumps(caught.value))  # ranks share it
+    assert (again.path, str(again)) == (shard, str(caught.value))
+    assert "shard.bin.damaged" in again.set_aside()
+    assert not shard.exists() and (tmp_path / "shard.bin.damaged").read_bytes() == b"Tokens"
+    assert "shard.bin" in again.set_aside(), "another rank, later"

@@ -5,7 +5,7 @@ import pytest
 from iha.config.load import parse_config
 from iha.errors import ConfigError
 from iha.planning import bubblewrap
-from iha.planning.preflight import check
+from iha.planning.preflight import check, check_profiles
 
 GSM8K = {"suites": [{"name": "w", "model": "base", "tasks": ["gsm8k"]}], "items": {"gsm8k": "files"}}
 
@@ -57,3 +57,66 @@ def test_blank_cells_are_announced_at_the_start_with_the_reason(monkeypatch, cap
     assert line.startswith("mbpp: ") and line.endswith("no namespaces. Allow them.")
     check(parse_config({"evals": {"suites": [{**suite, "tasks": ["gsm8k"]}]}}), "mine.yaml")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("field", ["state_dir", "results_dir"])
+def test_a_file_in_place_of_a_folder_is_named(tmp_path, monkeypatch, field):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("")
+    for value in ("taken", "taken/below"):
+        with pytest.raises(ConfigError) as caught:
+            check(parse_config({"runtime": {field: value}}), "mine.yaml")
+        assert str(caught.value).startswith(f"mine.yaml: runtime.{field} is '{value}', but taken is a file")
+
+
+@pytest.mark.parametrize(
+    "uri", ["sqlite:///x{y}.db", "sqlite:///", "sqlite://", "sqlite:///:memory:", "http://a b", "x'y"]
+)
+def test_an_address_that_no_store_can_have_is_refused(uri):
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"runtime": {"tracking_uri": uri}})
+    assert "runtime.tracking_uri" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"model": {"hidden_dim": 2**40, "n_heads": 2}},
+        {"model": {"n_layers": 10**6}},
+        {"tokenizer": {"vocab_size": 2**40}},
+    ],
+)
+def test_a_model_that_no_machine_holds_is_refused(raw):
+    ((section, fields),) = raw.items()
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw)
+    assert f"{section}.{next(iter(fields))} is {next(iter(fields.values()))}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("default-resources: {runtime: 72:00:00}", "default-resources.runtime is 72:00:00"),
+        ("set-resources: {pretrain: {runtime: 1:30}}", "set-resources.pretrain.runtime is 1:30"),
+        ("default-resources: ['runtime=12:00']", "default-resources.runtime is 12:00"),
+        ("default-resources: {runtime: 4320}\nset-resources: {sft: {runtime: 3d}}", None),
+        ("submitit-extra: '--begin=12:00:00'", None),
+    ],
+)
+def test_times_with_colons_in_a_profile_are_refused(tmp_path, monkeypatch, text, refused):
+    """YAML 1.1 reads 72:00:00 as 259200, which as minutes is half a year."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text(text)
+    for arguments, environ in (
+        (["snakemake", "--profile", "mine"], {}),
+        (["snakemake", f"--profile={tmp_path}/mine"], {}),
+        ([], {"SNAKEMAKE_PROFILE": "mine"}),
+    ):
+        if refused is None:
+            check_profiles(arguments, environ)
+        else:
+            with pytest.raises(ConfigError) as caught:
+                check_profiles(arguments, environ)
+            assert f"{'mine/config.yaml'}: {refused}" in str(caught.value)
+    check_profiles(["snakemake", "--profile", "elsewhere"], {})

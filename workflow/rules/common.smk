@@ -12,7 +12,7 @@ from pathlib import Path
 from iha.planning import dag, preflight, reruns
 from iha.config.load import load_config
 from iha.config.schema import MODEL_STAGES, SPLITS
-from iha.errors import ConfigError
+from iha.errors import ConfigError, UserError
 from iha.artifacts.locks import claim, release_stale_locks
 from iha.artifacts.manifest import write_json
 from iha.artifacts.fingerprint import code_fingerprint
@@ -158,9 +158,6 @@ def rerun_outdated():
     if outdated:
         print(reruns.summary(outdated), file=sys.stderr)
         workflow.dag.forcefiles.update(outdated)
-    os.environ["IHA_CODES"] = json.dumps(
-        {" ".join(job.entries): fingerprint(*job.entries) for job in JOBS.values()}
-    )
 
 
 def inputs(stage):

@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from iha.errors import UserError
+
 #: Folder of this package; the last part of its path is the package's name.
 ROOT = Path(__file__).parents[1]
 #: Modules that cannot change a number, with all below them, and so no part of a stage's code. Configuration reaches a
@@ -105,11 +107,15 @@ def _module(module: str, root: Path, inside: frozenset[str]) -> tuple[str, tuple
 
     Raises:
         ModuleNotFoundError: an entry module does not exist.
+        UserError: a module is not Python; names file and line.
     """
     found = find_module(module, root)
     if found is None:
         raise ModuleNotFoundError(module)
-    source = _summary(found[0].read_bytes(), module if found[1] else module.rpartition(".")[0])
+    try:
+        source = _summary(found[0].read_bytes(), module if found[1] else module.rpartition(".")[0])
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+        raise UserError(f"{found[0]}:{getattr(error, 'lineno', 1)}: {error.__class__.__name__}: {error}") from error
     digest = source.digest
     for file in sorted(path for name in source.files if (path := _sibling(found[0], name)) is not None):
         digest += f" {file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}"

@@ -146,18 +146,38 @@ def file_entry(path: Path, root: Path) -> FileEntry:
     return FileEntry(path=path.relative_to(root).as_posix(), sha256=sha256_file(path), bytes=path.stat().st_size)
 
 
+class DamagedFile(DataError):
+    """A file is not what its manifest describes."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)  # both, or it could not be sent between ranks
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+    def set_aside(self) -> str:
+        """Rename the file, so that the next start of the workflow finds it missing and writes it again."""
+        aside = self.path.with_name(f"{self.path.name}.damaged")
+        try:
+            if self.path.exists():  # else it is missing, or another rank was faster
+                self.path.replace(aside)
+        except OSError as error:
+            return f"{self}\nIt cannot be renamed ({error.strerror}): remove it and start the workflow again."
+        kept = f"It is kept as {aside.name}. " if aside.exists() else ""
+        return f"{self}\n{kept}Start the workflow again: the stage that writes it runs again."
+
+
 def verify_files(manifest: Manifest, root: Path, deep: bool = False) -> None:
     """Check that every file of a manifest is there with its size (and, if `deep`, its hash).
 
     Raises:
-        DataError: names the first file that differs.
+        DamagedFile: names the first file that differs.
     """
     for name, entry in manifest.files.items():
         path = root / entry.path
         if not path.exists():
-            raise DataError(f"{path}: missing ({name} of stage {manifest.stage}). Rerun that stage with --forcerun.")
+            raise DamagedFile(path, f"missing ({name} of stage {manifest.stage}).")
         if path.stat().st_size != entry.bytes or (deep and sha256_file(path) != entry.sha256):
-            raise DataError(
-                f"{path}: differs from its manifest ({name} of stage {manifest.stage}: {entry.bytes} bytes, "
-                f"sha256 {entry.sha256[:12]}). Rerun that stage with --forcerun."
-            )
+            reason = f"{name} of stage {manifest.stage}: {entry.bytes} bytes, sha256 {entry.sha256[:12]}"
+            raise DamagedFile(path, f"differs from its manifest ({reason}).")

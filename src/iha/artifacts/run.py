@@ -43,7 +43,7 @@ class Context:
         """Refuse files of these inputs that are not, byte for byte, what their manifests describe.
 
         Raises:
-            DataError: names the first file that differs.
+            DamagedFile: names the first file that differs.
         """
         for name in names:
             if name in self.inputs:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from iha.artifacts.fingerprint import ORIGINS, ROOT, git_state
-from iha.artifacts.manifest import Manifest, read_manifest, sha256_file, write_json, write_manifest
+from iha.artifacts.manifest import DamagedFile, Manifest, read_manifest, sha256_file, write_json, write_manifest
 from iha.artifacts.run import RESUMABLE, Context, StageResult, die_with_parent
 from iha.config.base import Frozen
 from iha.errors import ConfigError, UserError
@@ -24,7 +24,7 @@ __all__ = ["RESUMABLE", "Context", "StageResult", "parser", "run"]
 log = logging.getLogger("iha")
 S = TypeVar("S", bound=Frozen)
 
-#: Errors of a disk that the user can mend: full, over quota, read-only, not allowed.
+#: Errors of a disk that the user can fix: full, over quota, read-only, not allowed.
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
 
 
@@ -80,6 +80,9 @@ def run(stage: str, slice_type: type[S], body: Callable[[S, Context], StageResul
         )
         write_manifest(args.output, manifest)
         write_json(args.state / ORIGINS / f"{sha256_file(args.output)}.json", {"stage": stage, **origin})
+    except DamagedFile as error:
+        print(f"{stage}: {error.set_aside()}", file=sys.stderr)
+        sys.exit(2)
     except UserError as error:
         print(f"{stage}: {error}", file=sys.stderr)
         sys.exit(2)
@@ -87,7 +90,10 @@ def run(stage: str, slice_type: type[S], body: Callable[[S, Context], StageResul
         if error.errno not in UNWRITABLE:
             raise
         where = error.filename or args.state
-        print(f"{stage}: {where}: {error.strerror}. Make room or rights there, then start again.", file=sys.stderr)
+        print(
+            f"{stage}: {where}: {error.strerror}. Free space or set permissions there, then start the workflow again.",
+            file=sys.stderr,
+        )
         sys.exit(2)
 
 
