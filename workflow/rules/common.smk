@@ -110,7 +110,9 @@ JOBS = dag.jobs(CFG)
 STUDY_INPUTS = {}
 # Fingerprints of the code, by its entry modules. The jobs that this process starts are given them: parsing all modules
 # takes a second.
-CODES = {} if workflow.is_main_process else json.loads(os.environ.get("IHA_CODES", "{}"))
+CODES = (
+    {} if workflow.is_main_process else json.loads(os.environ.get("IHA_CODES", "{}"))
+)
 
 
 def register(stage, path, part, parents=None):
