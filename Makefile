@@ -71,11 +71,14 @@ docs: install  ## build the documentation into site/, for reading without a netw
 coverage: install  ## run the tests and say which lines they reach (slower than make test)
 	@$(BIN)/python -m pytest $(WORKERS) --cov --cov-report=term:skip-covered
 
+# A server has a page of its own; for a database file one is started here.
 PORT ?= 5000
-ui: install  ## start the MLflow page (PORT=5000)
-	@$(BIN)/python -m iha.tracking state --page http://127.0.0.1:$(PORT)
-	@echo "Starting MLflow (a minute or two on a busy machine), then open http://127.0.0.1:$(PORT)"
-	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false exec $(BIN)/mlflow ui --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db} --host 127.0.0.1 --port $(PORT)
+STORE := $(or $(MLFLOW_TRACKING_URI),sqlite:///mlflow.db)
+PAGE := $(if $(filter http%,$(STORE)),$(STORE),http://127.0.0.1:$(PORT))
+ui: install  ## import the runs into MLflow and start its page (PORT=5000)
+	@$(BIN)/python -m iha.tracking state --page $(PAGE)
+	@$(if $(filter http%,$(STORE)),true,echo "Starting MLflow on $(PAGE) (a minute or two on a busy machine)"; \
+	  MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false exec $(BIN)/mlflow ui --backend-store-uri $(STORE) --host 127.0.0.1 --port $(PORT))
 
 bench: install  ## run the benchmarks (on a quiet machine; that of Slurm jobs needs Slurm and a network)
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
