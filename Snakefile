@@ -9,8 +9,7 @@ include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evals.smk"
-include: "workflow/rules/synthetic.smk"
-include: "workflow/rules/theory.smk"
+include: "workflow/rules/studies.smk"
 include: "workflow/rules/report.smk"
 
 
@@ -28,7 +27,7 @@ GOALS = {
         manifest("tracking"),
         *REPORT.inputs.values(),
     ],
-    "synthetic": [f"{OUT}/synthetic/report/report.json", *RELATION_INPUTS.values()],
+    "synthetic": [f"{OUT}/relations/relations.json", *RELATION_INPUTS.values()],
     "separation": [f"{OUT}/separation/separation.json"],
 }
 

@@ -17,13 +17,10 @@ from timing import Run, both_ways, interleaved
 from torch import Tensor
 
 from iha.config.studies import Examples, RelationRecipe, SyntheticConfig
-from iha.studies.relations import fused, simplicial
-from iha.studies.relations.batches import Shelf
-from iha.studies.relations.model import build
-from iha.studies.relations.score import summed_loss
-from iha.studies.relations.shapes import data_slice, train_slice
-from iha.studies.relations.tasks import make
-from iha.studies.relations.train import Trainer
+from iha.studies.relations.grid import data_slice, train_slice
+from iha.studies.relations.model import ChunkedSimplicial, build, simplicial_at_once
+from iha.studies.relations.tasks import generate
+from iha.studies.relations.train import ExampleTables, Trainer, summed_loss
 
 BATCH = 64
 CPU = torch.device("cpu")
@@ -31,32 +28,37 @@ CPU = torch.device("cpu")
 
 def epochs(config: SyntheticConfig, task: str, models: list[str], updates: int) -> dict[str, float]:
     """CPU-seconds of an epoch of 40,000 examples, from a few updates after one to warm up."""
-    splits, found = make(data_slice(config, task)), {}
+    splits, seconds = generate(data_slice(config, task)), {}
     for name in models:
         trainer = Trainer(train_slice(config, task, name, 1e-3, 0), splits, Path("unused"), "cpu")
         trainer.update(0)
         started = time.process_time()
         for step in range(1, updates + 1):
             trainer.update(step)
-        found[f"{task} {name}: CPU-s per epoch"] = (time.process_time() - started) / updates / BATCH * 40_000
-    return found
+        seconds[f"{task} {name}: CPU-s per epoch"] = (time.process_time() - started) / updates / BATCH * 40_000
+    return seconds
 
 
 def batching(config: SyntheticConfig, task: str, repeats: int) -> dict[str, float]:
-    """The same batch as one padded group with a mask, over groups of equal size without."""
-    splits, ids = make(data_slice(config, task)), np.arange(BATCH)
-    found = {}
+    """The same batch as one padded group with a mask, over groups of equal size without padding."""
+    splits, ids = generate(data_slice(config, task)), np.arange(BATCH)
+    ratios = {}
     for name in ("mha", "iha_q1"):
         shape = train_slice(config, task, name, 1e-3, 0).shape
         model = build(shape, 0)
 
-        def step(shelf: Shelf, model: torch.nn.Module = model) -> Run:
-            return lambda: [summed_loss(model, group).backward() for group in shelf.groups(ids)]
+        def step(tables: ExampleTables, model: torch.nn.Module = model) -> Run:
+            return lambda: [
+                summed_loss(model(group.cells, group.places, group.valid), group).backward()
+                for group in tables.groups(ids)
+            ]
 
-        sides = {side: step(Shelf(splits["train"], shape, CPU, side == "padded")) for side in ("padded", "grouped")}
+        sides = {
+            side: step(ExampleTables(splits["train"], shape, CPU, side == "padded")) for side in ("padded", "grouped")
+        }
         times = interleaved(sides, repeats)
-        found[f"{task} {name}: padded / grouped"] = times["padded"] / times["grouped"]
-    return found
+        ratios[f"{task} {name}: padded / grouped"] = times["padded"] / times["grouped"]
+    return ratios
 
 
 def pseudo(cells: int, queries: int, repeats: int) -> dict[str, float]:
@@ -72,17 +74,17 @@ def pseudo(cells: int, queries: int, repeats: int) -> dict[str, float]:
 
 
 def trilinear(cells: int, repeats: int) -> dict[str, float]:
-    """2-simplicial attention of one example (H = 8, d = 16): materialised over the C++ kernel and the chunked form."""
+    """2-simplicial attention of one example (H = 8, d = 16): all scores at once over chunks of queries."""
     inputs = [torch.randn(1, 8, cells, 16).requires_grad_() for _ in range(5)]
     sides = {
-        "plain": both_ways(lambda *x: simplicial.plain(*x, None), inputs),
-        "chunked": both_ways(lambda *x: simplicial.Chunked.apply(*x, None), inputs),
+        "plain": both_ways(lambda *x: simplicial_at_once(*x, None), inputs),
+        "chunked": both_ways(lambda *x: ChunkedSimplicial.apply(*x, None), inputs),
     }
-    if fused.library() is not None:
-        sides["kernel"] = both_ways(fused.Fused.apply, inputs)
     times = interleaved(sides, repeats)
-    ratios = {f"simplicial, N = {cells}: plain / {s}": times["plain"] / times[s] for s in sides if s != "plain"}
-    return {f"simplicial, N = {cells}: plain, ms": times["plain"], **ratios}
+    return {
+        f"simplicial, N = {cells}: plain, ms": times["plain"],
+        f"simplicial, N = {cells}: plain / chunked": times["plain"] / times["chunked"],
+    }
 
 
 def main() -> None:
@@ -96,18 +98,18 @@ def main() -> None:
     config = SyntheticConfig(
         examples=Examples(train=BATCH * (updates + 1), validation=8, test=8), recipe=RelationRecipe(batch=BATCH)
     )
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
     models = ["mha", "iha_q1"] if args.small else ["mha", "iha_q1", "iha", "simplicial", "mha_wide"]
     for task in ["ternary"] if args.small else ["binary", "ternary"]:
-        found |= epochs(config, task, models, updates)
-        found |= batching(config, task, args.repeats)
+        measured |= epochs(config, task, models, updates)
+        measured |= batching(config, task, args.repeats)
     for cells in (36,) if args.small else (64, 100):
-        found |= pseudo(cells, 1, args.repeats)
-        found |= {} if args.small else pseudo(cells, 8, args.repeats)
-        found |= trilinear(cells, args.repeats)
-    for name, value in found.items():
+        measured |= pseudo(cells, 1, args.repeats)
+        measured |= {} if args.small else pseudo(cells, 8, args.repeats)
+        measured |= trilinear(cells, args.repeats)
+    for name, value in measured.items():
         print(f"{name:<56}{value:10.2f}")
-    print(json.dumps({"benchmark": "synthetic", **{name: round(value, 4) for name, value in found.items()}}))
+    print(json.dumps({"benchmark": "synthetic", **{name: round(value, 4) for name, value in measured.items()}}))
 
 
 if __name__ == "__main__":

@@ -12,14 +12,11 @@ import pytest
 
 from iha.artifacts.manifest import FileEntry, Manifest, sha256_file, write_manifest
 from iha.config.schema import MODEL_STAGES
-from iha.config.studies import RelationModel, RelationTask, SyntheticConfig
 from iha.planning.dag import dump
 from iha.planning.slices import ReportSlice
 from iha.report.collect import Results
 from iha.report.experiment import manifest_path
 from iha.stages import report
-from iha.studies.relations.folders import run_name
-from iha.studies.relations.shapes import params, train_slice
 from iha.tracking.metrics import MetricsFile
 
 VARIANTS = ("global", "global_local", "talking_heads", "diff", "iha")
@@ -53,13 +50,12 @@ class World:
     scale: str = "smoke"
     match: str = "flops"
     inputs: dict[str, Manifest] = field(default_factory=dict)
-    synthetic: SyntheticConfig | None = None
 
     @property
     def part(self) -> ReportSlice:
         return ReportSlice(
             experiment="smoke", scale=self.scale, variants=self.variants, seeds=self.seeds, reference="global",
-            match=self.match, synthetic=self.synthetic,
+            match=self.match,
         )  # fmt: skip
 
     @property
@@ -116,37 +112,10 @@ class World:
                     "tokens": [32] * 31 + [0], "sequences": 8, "unseen": True,
                 }  # fmt: skip
 
-    def relations(self) -> None:
-        """Add relation composition: two models on one task, one seed."""
-        config = SyntheticConfig(
-            tasks=(RelationTask(name="binary", hops=2, min_size=4, max_size=5, density=0.4),),
-            models=(
-                RelationModel(name="mha", attention="mha"),
-                RelationModel(name="iha", attention="iha", pseudo_heads=2),
-            ),
-            lrs=(1e-3,),
-            seeds=(0,),
-            hidden_dim=32,
-        )
-        self.synthetic = config
-        score = {"accuracy": 0.75, "by_size": {"4": 0.8, "5": 0.7}, "loss": 0.5}
-        majority = {"accuracy": 0.6, "by_size": {"4": 0.6, "5": 0.6}}
-        splits = {name: {"majority": majority} for name in ("validation", "test")}
-        self.inputs["synthetic_data:binary"] = manifest("synthetic_data", {"splits": splits})
-        for model in config.models:
-            part = train_slice(config, "binary", model.name, 1e-3, 0)
-            history = [{"epoch": 1.0, "cpu_s": 2.0, "steps": 3, "train_loss": 0.6, "validation": score}]
-            facts = {
-                "task": "binary", "model": model.name, "lr": 1e-3, "seed": 0, "params": params(part.shape),
-                "flops_per_epoch": part.flops, "stopped": "epochs", "history": history, "test": score,
-            }  # fmt: skip
-            name = f"synthetic_run:binary/{run_name(model.name, 1e-3, 0)}"
-            self.inputs[name] = manifest("synthetic_train", facts, part.model_dump(mode="json"))
-
     def lay_out(self, results: Path) -> None:
         """Write every manifest where a finished run has it, each with the hashes of its parents, and run the report."""
         paths = {name: results / manifest_path(name) for name in self.inputs}
-        order = {"train": 2, "synthetic_run": 2, "eval": 4}
+        order = {"train": 2, "eval": 4}
         for name in sorted(self.inputs, key=lambda n: order.get(n.split(":")[0], 0) + (n.split(":")[-1] != "pretrain")):
             kind, *rest = name.split(":")
             parents = {}
@@ -156,8 +125,6 @@ class World:
             elif kind == "eval":
                 stage = MODEL_STAGES[rest[3]]
                 parents = {"model": f"train:{rest[0]}:{rest[1]}:{stage}", "tokenizer": "tokenizer", "items": "items"}
-            elif kind == "synthetic_run":
-                parents = {"data": "synthetic_data:binary"}
             hashes = {role: sha256_file(paths[n]) for role, n in parents.items() if n in paths}
             write_manifest(paths[name], self.inputs[name].model_copy(update={"parents": hashes}))
         self.run_stage(paths, results / "report" / "report.json")

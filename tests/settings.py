@@ -36,6 +36,8 @@ OTHER = {
     "synthetic.models": [{"name": "mha", "attention": "mha"}],
     "synthetic.recipe.betas": [0.8, 0.9],
     "separation.cpm.group": 11,
+    "separation.cpm.heads": [2],
+    "separation.filters.heads": [2],
 }
 #: Keys that go with another one, which they need.
 TOGETHER = {

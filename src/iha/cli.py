@@ -287,7 +287,7 @@ def _theory(args: argparse.Namespace) -> None:
     chosen = [s for s in statements if s.name.startswith(args.only)]
     if not chosen:
         raise UserError(f"--only is {args.only!r}; allowed: the beginning of one of {', '.join(names)}")
-    print(json.dumps(check.facts(chosen), indent=2) if args.json else check.text(chosen))
+    print(json.dumps(check.as_json(chosen), indent=2) if args.json else check.text(chosen))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from iha.errors import ConfigError
 from iha.planning.dag import ledger_slice
 from iha.planning.flops import ledger
 from iha.planning.price import BATCH_TOKENS, Job, Machine, critical_path, jobs, plan, wall_seconds
-from iha.studies.relations import shapes
+from iha.studies.relations import grid
 from iha.studies.separation.grid import Point
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +90,7 @@ def test_jobs_are_those_of_the_workflow_in_an_order_it_allows(path):
         assert job.seconds > 0
         seen.add(job.name)
     study = config.synthetic
-    relations = len(study.tasks) + len(shapes.runs(study)) if study else 0
+    relations = len(study.tasks) + len(grid.runs(study)) + 1 if study else 0
     trainings = len(config.variants) * len(config.seeds)
     assert len(seen) == 5 + 6 + len({n for s in config.evals.suites for n in s.lengths}) + trainings * (
         3 + len(config.evals.suites)
@@ -131,14 +131,14 @@ def test_relation_composition_is_priced_up_to_its_budget(capsys):
     config = load_config(RELATIONS)
     made, study = plan(config), config.synthetic
     runs = [job for job in jobs(config) if job.rule == "synthetic_train"]
-    assert len(runs) == len(shapes.runs(study)) == 108
+    assert len(runs) == len(grid.runs(study)) == 108
     assert made["rules"]["synthetic_train"]["cpu_hours"] == pytest.approx(108 * (240 + 8) / 3600, rel=0.01)
     assert list(made["rules"]) == ["synthetic_data", "synthetic_train", "synthetic_report"]
     free = parse_config({"goal": "synthetic", "synthetic": {"budget": {"epochs": 2}}, "plan": {"total_gpus": 0}})
     priced = {job.name: job for job in jobs(free)}
-    part = shapes.train_slice(free.synthetic, "binary", "iha", 1e-3, 0)
+    part = grid.train_slice(free.synthetic, "binary", "iha", 1e-3, 0)
     job = priced["synthetic_train-binary-iha-lr0.001-seed0"]
-    seen = 2 * (40_000 * 3 + 5_000) + 5_000
+    seen = 2 * (40_000 * 3 + 5_000 + 5_000) + 5_000
     assert job.flops == pytest.approx(part.flops / 40_000 / 3 * seen)
     assert job.seconds == pytest.approx(120 + job.flops / 15e9 + 2 * 157 * 0.004)
     main(["plan", "--config", str(RELATIONS)])
@@ -159,11 +159,13 @@ def test_points_of_the_separation_cost_what_torch_counts(task, layer, size, head
     from torch import Generator
     from torch.utils.flop_counter import FlopCounterMode
 
-    from iha.studies.separation import learn, price
+    from iha.studies import price
+    from iha.studies.separation import grid as points
+    from iha.studies.separation import learn
 
     config, point = SeparationConfig(), Point(task, layer, size, heads)
     model, drawn = learn.learner(config, point, 0), learn.draw_task(config, point, 0)
-    x, _ = drawn.batch(price.recipe(config, point).batch, Generator().manual_seed(0))
+    x, _ = drawn.batch(points.recipe(config, point).batch, Generator().manual_seed(0))
     with FlopCounterMode(display=False) as counted:
         model(x)
     assert price.forward_flops(config, point) == counted.get_total_flops()

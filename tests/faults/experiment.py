@@ -12,8 +12,7 @@ from faults.harness import Job, Lab, main_of
 from iha.config.load import parse_config
 from iha.config.schema import SPLITS, Config, TrainStage
 from iha.planning import dag
-from iha.studies.relations import shapes
-from iha.studies.relations.folders import run_name
+from iha.studies.relations import grid
 
 STEPS, EVERY, LENGTH = 12, 4, 640
 VARIANT, SEED = "iha", 1
@@ -121,10 +120,12 @@ def _evaluations(config: Config) -> Iterator[Job]:
 def _relations(config: Config) -> Iterator[Job]:
     """Relation composition: one task, one run of its only model."""
     if config.synthetic is not None:
-        (key,) = shapes.runs(config.synthetic)
-        run, home = shapes.train_slice(config.synthetic, *key), f"synthetic/{key[0]}"
-        yield Job("relation_data", "synthetic_data", shapes.data_slice(config.synthetic, key[0]), folder=home)
-        yield Job("relation_run", "synthetic_train", run, {"data": "relation_data"}, f"{home}/{run_name(*key[1:])}")
+        (key,) = grid.runs(config.synthetic)
+        run, home = grid.train_slice(config.synthetic, *key), f"synthetic/{key[0]}"
+        yield Job("relation_data", "synthetic_data", grid.data_slice(config.synthetic, key[0]), folder=home)
+        yield Job(
+            "relation_run", "synthetic_train", run, {"data": "relation_data"}, f"{home}/{grid.run_name(*key[1:])}"
+        )
 
 
 def _report(config: Config) -> Iterator[Job]:

@@ -9,8 +9,7 @@ import torch
 
 from iha.config.studies import SeparationConfig
 from iha.studies.separation.grid import Point, points
-from iha.studies.separation.learn import draw_task, floor, learn, learner, train
-from iha.studies.separation.tasks import Counts, Filters, counted
+from iha.studies.separation.learn import Counts, Filters, counted, draw_task, floor, learn, learner, train
 
 
 def config(**filters):

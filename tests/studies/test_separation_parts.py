@@ -10,11 +10,21 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from iha.config.studies import CountTask, FilterTask, LearnRecipe, SeparationConfig
+from iha.studies.price import forward_flops, training_flops
 from iha.studies.separation.grid import Point, points, root
-from iha.studies.separation.learn import _clip, examples, floor, learner, schedule
-from iha.studies.separation.price import forward_flops, training_flops
+from iha.studies.separation.learn import (
+    Counts,
+    Filters,
+    clip_by_seed,
+    counted,
+    examples,
+    floor,
+    learner,
+    schedule,
+    signed_graph,
+    with_positions,
+)
 from iha.studies.separation.run import begun_with, kept, run_grid
-from iha.studies.separation.tasks import Counts, Filters, counted, signed_graph, with_positions
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True)
 SMALL = {"seeds": 2, "filters": {"sizes": [2], "free_sizes": [], "nodes": 4, "recipe": {"steps": 2, "batch": 4}},
@@ -57,7 +67,7 @@ def test_each_seed_is_clipped_by_its_own_norm():
     pair = [torch.nn.Parameter(torch.zeros(3, 2, 2)), torch.nn.Parameter(torch.zeros(3, 1))]
     pair[0].grad = torch.tensor([[[3.0, 0], [0, 0]], [[0.1, 0], [0, 0]], [[0.0, 0], [0, 0]]])
     pair[1].grad = torch.tensor([[4.0], [0.2], [0.0]])
-    _clip(pair)
+    clip_by_seed(pair)
     assert pair[0].grad[:, 0, 0].tolist() == pytest.approx([0.6, 0.1, 0.0])
     assert pair[1].grad[:, 0].tolist() == pytest.approx([0.8, 0.2, 0.0])
 

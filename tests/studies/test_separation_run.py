@@ -10,11 +10,11 @@ from dag import checkout, planned, snakemake
 from iha.artifacts.manifest import read_manifest
 from iha.config.load import load_config, parse_config
 from iha.errors import ConfigError
-from iha.planning.dag import dump, separation_slice
-from iha.report.separation import write_separation
-from iha.stages import separation
-from iha.studies.separation.grid import Point
-from iha.studies.separation.run import run_grid, urgency
+from iha.planning.dag import dump
+from iha.studies.separation import run as separation
+from iha.studies.separation.grid import SeparationSlice, points
+from iha.studies.separation.report import lines, tables, write_separation
+from iha.studies.separation.run import run_grid
 
 SMALL = {
     "seeds": 2,
@@ -51,12 +51,18 @@ def test_other_code_or_settings_are_other_points_and_a_larger_grid_is_not(tmp_pa
 
 
 def test_the_coarse_grid_comes_first():
-    def order(layer, size):
-        return [urgency(Point("filters", layer, size, heads)) for heads in range(1, size + 1)]
+    """First 1, ceil(sqrt size) and size heads; last IHA far beyond its construction."""
+    order = points(config(filters={"sizes": [9], "free_sizes": [], "nodes": 9}, cpm={"sizes": []}).separation)
+    heads = [(p.layer, p.heads) for p in order]
+    assert heads[:5] == [("mha", 1), ("iha", 1), ("mha", 3), ("iha", 3), ("mha", 9)]
+    assert heads[-5:] == [("iha", h) for h in (5, 6, 7, 8, 9)]
 
-    assert order("mha", 9) == [0, 1, 0, 1, 1, 1, 1, 1, 0]
-    assert order("iha", 9) == [0, 1, 0, 1, 2, 2, 2, 2, 2]
-    assert order("iha", 4) == [0, 0, 1, 2]
+
+def test_heads_may_be_chosen():
+    chosen = points(config(cpm={"sizes": [9], "heads": [3, 9]}).separation)
+    assert sorted((p.layer, p.heads) for p in chosen if p.task == "cpm") == [
+        ("iha", 3), ("iha", 9), ("mha", 3), ("mha", 9),
+    ]  # fmt: skip
 
 
 def test_what_the_budget_does_not_reach_is_said_to_be_open(tmp_path):
@@ -69,15 +75,17 @@ def test_what_the_budget_does_not_reach_is_said_to_be_open(tmp_path):
 
 def test_the_stage_writes_tables_figures_and_manifest(tmp_path, monkeypatch):
     out = tmp_path / "separation" / "separation.json"
-    arguments = ["--slice", dump(separation_slice(config())), "--code", "c0de", "--output", str(out)]
+    part = SeparationSlice(scale=config().scale, separation=config().separation)
+    arguments = ["--slice", dump(part), "--code", "c0de", "--output", str(out)]
     monkeypatch.setattr(
         sys, "argv", ["separation", *arguments, "--state", str(tmp_path / "state"), "--experiment", "x"]
     )
     separation.main()
-    facts = read_manifest(out, "separation").facts
-    names = {"separation.csv", "separation.md"}
+    facts = read_manifest(out, "separation").metadata
+    names = {"separation.csv", "separation.md", "fragment.html"}
     names |= {f"separation_{task}.{kind}" for task in ("filters", "cpm") for kind in ("png", "pdf")}
     assert set(facts["files"]) == names
+    assert facts["fragment"] == "separation/fragment.html" and facts["title"]
     assert {p.name for p in out.parent.iterdir()} == names | {out.name}
     rows = list(csv.DictReader((out.parent / "separation.csv").open()))
     assert len(rows) == 16
@@ -126,3 +134,22 @@ def test_a_wrong_section_is_named(tmp_path, section, words):
 def test_the_preset_is_one_job(tmp_path):
     folder = checkout(tmp_path)
     assert planned(snakemake(folder, "-n", config="configs/separation.yaml")) == {"separation": 1}
+
+
+POINTS = {
+    "task": "cpm", "layer": "iha", "size": 2, "heads": 1, "pseudo_heads": 2, "needed": 1, "params": 5,
+    "unexplained": [0.2, 0.4], "floor": [None, 0.1], "exact": [0.5, 1.0],
+}  # fmt: skip
+
+
+def test_a_learned_point_shows_median_spread_floor_and_share_of_exact_answers():
+    mha = {**POINTS, "layer": "mha", "needed": 2, "floor": [None, None]}
+    (grid,) = tables({"points": [POINTS, mha], "open": ["cpm-iha-size3-heads1", "filters-x"]}, "smoke")
+    assert grid.header == ("heads", "N = 2, MHA", "N = 2, IHA")
+    ours, theirs = grid.rows[0][2], grid.rows[0][1]
+    assert (ours.main, ours.lines) == ("0.300*", ("0.200 to 0.400", "floor 0.100", "exact 75%"))
+    assert (theirs.main, theirs.lines[1]) == ("0.300", "floor –")
+    assert ours.cell == "separation:cpm.iha.2.1:unexplained" and ours.value == pytest.approx(0.3)
+    assert "1 points were not run: the budget ended." in grid.footnotes
+    rows = list(lines([POINTS]))
+    assert [r[-4:] for r in rows] == [(0, "0.2", "", "0.5"), (1, "0.4", "0.1", "1")]

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iha.studies.theory import check, cost, counting, cpm, filters, operators, superset
+from iha.studies.theory import check, cost, cpm, filters, layers, superset
+from iha.studies.theory.check import THEOREMS, Theorem
 from iha.studies.theory.layers import frame, gap, identity_mix, iha, mha, project, randomise, shown
 from iha.studies.theory.statement import Counterexample, judge
-from iha.studies.theory.theorems import THEOREMS, Theorem
 from iha.variants import Geometry
 
 QUICK = settings(max_examples=50, deadline=None, derandomize=True)
@@ -22,25 +22,25 @@ QUICK = settings(max_examples=50, deadline=None, derandomize=True)
 @QUICK
 @given(st.integers(1, 10**12))
 def test_heads_are_the_smallest_square_root_from_above(k):
-    s = operators.heads_for(k)
+    s = layers.heads_for(k)
     assert (s - 1) ** 2 < k <= s * s
 
 
 def test_powers_are_products():
     a = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for i, power in enumerate(operators.powers(a, 6)):
+    for i, power in enumerate(layers.powers(a, 6)):
         np.testing.assert_allclose(power, np.linalg.matrix_power(a.numpy(), i), rtol=1e-12)
-    assert len(operators.powers(a, 1)) == 1 and operators.powers(a, 1)[0].dtype == torch.float64
+    assert len(layers.powers(a, 1)) == 1 and layers.powers(a, 1)[0].dtype == torch.float64
 
 
 def test_the_least_error_falls_with_the_heads_and_is_the_tail_of_the_spectrum():
     a, _ = filters.graph(seed=2)
-    errors = [operators.best_error(a, 5, h) for h in range(6)]
+    errors = [layers.best_error(a, 5, h) for h in range(6)]
     assert errors[0] == pytest.approx(1.0) and errors == sorted(errors, reverse=True) and errors[5] == 0
-    stack = np.stack([p.numpy().ravel() / np.linalg.norm(p) for p in operators.powers(a, 5)])
+    stack = np.stack([p.numpy().ravel() / np.linalg.norm(p) for p in layers.powers(a, 5)])
     gram = np.sort(np.linalg.eigvalsh(stack @ stack.T))  # squares of the singular values, another way
     assert errors[2] == pytest.approx(math.sqrt(gram[:3].sum() / gram.sum()), rel=1e-6)
-    same = operators.best_error(torch.eye(4, dtype=torch.float64), 5, 1)
+    same = layers.best_error(torch.eye(4, dtype=torch.float64), 5, 1)
     assert same < 1e-12, "powers of the identity are one operator"
 
 
@@ -179,8 +179,8 @@ def test_a_narrow_head_misses_the_identity_by_what_its_rank_lacks():
 
 def test_a_rank_within_its_limit_has_no_excess():
     stack = torch.tensor([[1.0, 0, 0], [0, 2.0, 0], [1.0, 2.0, 0]]).double()
-    assert counting.rank_excess(stack, 2) < 1e-15 and counting.rank_excess(stack, 3) == 0.0
-    assert counting.rank_excess(stack, 1) > 0.2
+    assert filters.rank_excess(stack, 2) < 1e-15 and filters.rank_excess(stack, 3) == 0.0
+    assert filters.rank_excess(stack, 1) > 0.2
 
 
 @pytest.mark.parametrize(
@@ -191,16 +191,16 @@ def test_a_rank_within_its_limit_has_no_excess():
     ],
 )
 def test_a_theorem_is_its_parts(found, verdict):
-    theorem = Theorem("Theorem 9", "says", {"one": "a", "two": "b"}, "cond.")
-    assert theorem.facts(found) == {"name": "Theorem 9", "says": "says", "verdict": verdict, "condition": "cond."}
+    theorem = Theorem("Theorem 9", "claim", {"one": "a", "two": "b"}, "cond.")
+    assert theorem.as_json(found) == {"name": "Theorem 9", "claim": "claim", "verdict": verdict, "condition": "cond."}
 
 
 def test_some_of_the_statements_make_no_table_of_theorems_and_all_are_json():
     few = [*cost.statements(), *filters.statements()]
-    facts = check.facts(few)
+    facts = check.as_json(few)
     assert facts["theorems"] == [] and json.loads(json.dumps(facts)) == facts
     assert sum(facts["tally"].values()) == sum(facts["kinds"].values()) == len(few)
-    again = check.facts([*cost.statements(), *filters.statements()])
+    again = check.as_json([*cost.statements(), *filters.statements()])
     assert json.dumps(again) == json.dumps(facts), "equal bytes every time"
     lines = check.text(few).splitlines()
     assert all(line.split()[0] == s.name for line, s in zip(lines[1:], few, strict=False))

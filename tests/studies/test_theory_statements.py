@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from iha.studies.theory import check, cost, counting, cpm, filters, operators, superset, theorems
+from iha.studies.relations.tasks import Relations, compose
+from iha.studies.theory import check, composition, cost, cpm, filters, layers, superset
 from iha.studies.theory.layers import frame, gap, iha, mha, randomise, same_weights
 from iha.studies.theory.statement import RULE, TOLERANCE, Counterexample, judge
 
@@ -40,6 +41,7 @@ VERDICTS = {
     "cpm-pairs": MENDED,
     "cpm-padding": FAILS,
     "cpm-needed": FAILS,
+    "composition-two-heads": HOLDS,
     "cpm-mha-parameters": FAILS,
     "cpm-iha-parameters": HOLDS,
     "cpm-saving": FAILS,
@@ -69,7 +71,7 @@ def test_errors_agree_with_the_verdicts(found):
 def test_what_fails_has_a_counterexample_in_which_promise_and_outcome_differ(found):
     for s in found.values():
         assert (s.counterexample is None) == (s.verdict == HOLDS), s.name
-        assert (s.correction is None) == (s.mends is None) == (s.verdict != MENDED), s.name
+        assert (s.correction is None) == (s.corrects is None) == (s.verdict != MENDED), s.name
         assert s.instead is None or s.verdict == FAILS, s.name
         if s.counterexample:
             assert s.counterexample.claimed != s.counterexample.found, s.name
@@ -83,13 +85,13 @@ def make(**changes):
 def test_a_verdict_follows_from_the_errors():
     example = Counterexample("", 0, 1)
     assert make().verdict == HOLDS
-    mended = make(printed=1.0, corrected=0.0, correction="this", mends="sign", counterexample=example)
+    mended = make(printed=1.0, corrected=0.0, correction="this", corrects="sign", counterexample=example)
     assert (mended.verdict, mended.correction, mended.instead, mended.error) == (MENDED, "this", None, 0.0)
     other = make(printed=1.0, corrected=0.0, correction="that", counterexample=example)
     assert (other.verdict, other.correction, other.instead, other.error) == (FAILS, None, "that", 1.0)
     assert make(printed=1.0, counterexample=example).error == 1.0
     with pytest.raises(ValueError, match="of the correction"):
-        make(printed=1.0, corrected=0.5, correction="this", mends="sign", counterexample=example)
+        make(printed=1.0, corrected=0.5, correction="this", corrects="sign", counterexample=example)
     with pytest.raises(ValueError, match="counterexample None"):
         make(printed=1.0)
     with pytest.raises(ValueError, match="counterexample"):
@@ -145,7 +147,7 @@ def test_d02_no_weights_tell_two_places_apart_that_virtual_positions_turn_alike(
 
 
 def test_every_theorem_has_a_verdict_from_its_statements_and_a_condition(found):
-    rows = {row["name"]: row for row in theorems.facts(found.values())}
+    rows = {row["name"]: row for row in check.as_json(list(found.values()))["theorems"]}
     assert list(rows) == ["Theorem 1", "Theorem 2", "Theorem 3", "Theorem 4", "FLOP matching"]
     assert rows["Theorem 2"]["verdict"] == HOLDS
     assert "MHA's parameters: fails as printed" in rows["Theorem 4"]["verdict"]
@@ -156,7 +158,8 @@ def test_the_documentation_states_the_rule_and_the_counts(found):
     text = " ".join(
         (Path(__file__).parents[2] / "docs" / "explanation" / "theory.md").read_text().replace("> ", "").split()
     )
-    tally, kinds = check.tally(list(found.values())), check.kinds(list(found.values()))
+    results = check.as_json(list(found.values()))
+    tally, kinds = results["tally"], results["kinds"]
     assert RULE in text
     said = f"{tally[HOLDS]} **hold**, {tally[MENDED]} **hold with correction** and {tally[FAILS]} **fail as printed**"
     assert said in text
@@ -170,35 +173,35 @@ def test_d03_ordinary_values_add_the_filters_up():
 
 
 def test_d05_parameter_ratios_of_the_specification():
-    ratio = {k: counting.iha_count(512, 8, k) / counting.mha_count(512, 8, k) for k in (2, 5, 9)}
+    ratio = {k: filters.iha_count(512, 8, k) / filters.mha_count(512, 8, k) for k in (2, 5, 9)}
     assert ratio[2] > 1
     assert ratio[5] == pytest.approx(3 / 5, abs=0.05)
     assert ratio[9] == pytest.approx(3 / 9, abs=0.05)
-    assert counting.iha_count(12, 2, 5) == counting.iha_count(12, 2, 9)
+    assert filters.iha_count(12, 2, 5) == filters.iha_count(12, 2, 9)
 
 
 def test_d06_no_fewer_operators_come_closer_than_the_bound():
     """Random mixes of h matrices, best reader for each: never below the bound of Eckart and Young."""
     a, _ = filters.graph(seed=4)
-    stack = torch.stack([(p / p.norm()).flatten() for p in operators.powers(a, 5)])
-    least = operators.best_error(a, 5, 2)
+    stack = torch.stack([(p / p.norm()).flatten() for p in layers.powers(a, 5)])
+    least = layers.best_error(a, 5, 2)
     for seed in range(20):
         mixes = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) @ stack
         fitted = torch.linalg.lstsq(mixes.T, stack.T).solution
         assert (mixes.T @ fitted - stack.T).norm() / stack.norm() >= least
-    assert operators.best_error(a, 5, 5) < 1e-12
+    assert layers.best_error(a, 5, 5) < 1e-12
 
 
 def test_d06_a_head_that_reads_x_does_the_work_of_two():
     a, x = filters.graph(seed=6)
     a[:, 0] = 0
-    got = counting.one_head_for_two(a, x[:, :1], epsilon=1e-6)
+    got = filters.one_head_for_two(a, x[:, :1], epsilon=1e-6)
     assert gap(got, torch.cat((x[:, :1], a @ x[:, :1]), dim=1)) < 1e-5
 
 
 def test_patterns_of_a_layer_span_at_most_h_squared():
-    assert torch.linalg.matrix_rank(counting.operators(2, 4), rtol=1e-9) == 4
-    assert torch.linalg.matrix_rank(counting.operators(2, 0), rtol=1e-9) == 2
+    assert torch.linalg.matrix_rank(filters.operators(2, 4), rtol=1e-9) == 4
+    assert torch.linalg.matrix_rank(filters.operators(2, 0), rtol=1e-9) == 2
 
 
 @pytest.mark.parametrize("n", [1, 4, 6, 9])
@@ -253,3 +256,18 @@ def test_the_open_frame_hides_nothing_and_the_layers_are_the_trained_ones():
     assert gap(module(x, seen)[:, 0], module(changed, seen)[:, 0]) > 1e-3
     assert gap(same_weights(module)(x, seen), module(x, seen)) < 1e-12
     assert type(module).__module__ == "iha.model.attention.iha"
+
+
+def test_two_heads_of_ordinary_attention_compose_relations():
+    """Exact on relations of every size, the empty and the full one included; one head is not enough."""
+    model = composition.two_head_composer()
+    for relations in composition.examples(number=20, seed=3):
+        assert composition.mistakes(model, relations)[0] == 0
+    for m in composition.TASK.sizes:
+        edges = np.stack([np.zeros((m, m)), np.ones((m, m)), np.eye(m), np.eye(m, k=1)]).astype(np.uint8)
+        targets = compose(edges, 2)
+        part = Relations(np.full(4, m, dtype=np.uint8), edges.ravel(), targets.ravel())
+        assert composition.mistakes(model, part)[0] == 0
+    with torch.no_grad():
+        model.attention.out.weight[:, 16:32] = 0
+    assert all(composition.mistakes(model, relations)[0] > 0 for relations in composition.examples(number=5))

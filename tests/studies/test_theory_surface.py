@@ -1,4 +1,4 @@
-"""`iha theory`, the stage, and the section of the report."""
+"""`iha theory`, the rule `theory` and its tables."""
 
 import csv
 import json
@@ -6,13 +6,11 @@ import re
 import sys
 
 import pytest
-from reports import manifest, whole
 
 from iha.artifacts.manifest import read_manifest
 from iha.cli import main
-from iha.planning.dag import dump, theory_slice
-from iha.report.theory import theory_grid, why
-from iha.stages import theory
+from iha.studies.theory import report
+from iha.studies.theory.statement import TheorySlice
 
 
 def test_the_table_names_every_statement_once_and_says_why(capsys):
@@ -47,58 +45,45 @@ def test_an_unknown_name_is_one_line_with_the_names_there_are(capsys):
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory):
-    """Facts of the stage, started as the workflow does."""
-    folder = tmp_path_factory.mktemp("theory")
-    out = folder / "theory.json"
-    arguments = ["theory", "--slice", dump(theory_slice()), "--code", "c0de", "--output", str(out)]
+def made(tmp_path_factory):
+    """Folder and metadata of the rule, started as the workflow does."""
+    out = tmp_path_factory.mktemp("theory") / "theory" / "theory.json"
+    arguments = ["theory", "--slice", TheorySlice().model_dump_json(), "--code", "c0de", "--output", str(out)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [*arguments, "--state", str(folder / "state"), "--experiment", "x"])
-        theory.main()
-    return read_manifest(out, "theory").facts
+        patch.setattr(sys, "argv", [*arguments, "--state", str(out.parents[1] / "state"), "--experiment", "x"])
+        report.main()
+    return out.parent, read_manifest(out, "theory").metadata
 
 
-def test_the_stage_keeps_every_statement(facts):
-    assert len(facts["statements"]) == sum(facts["tally"].values()) > 30
-
-
-def test_the_report_shows_verdicts_reasons_and_counterexamples(facts, tmp_path):
-    from iha.report import contents, ruler, section, tables
-    from iha.report.theory import theory_section
-
-    world = whole(tmp_path / "state")
-    results = world.results
-    found = section.Findings(results, tables.paper_tables(results), ruler.ruler(results), tmp_path, "")
-    assert theory_section(found) is None
-    world.inputs["theory"] = manifest("theory", facts)
-    found = section.Findings(world.results, found.tables, found.ruler, tmp_path, "")
-    built = theory_section(found)
-    assert theory_section in contents.SECTIONS
-    assert f"{len(facts['statements'])} statements were tried numerically (6 parts of theorems, " in built.summary
-    for theorem in facts["theorems"]:
-        assert theorem["name"] in built.body
-    assert facts["rule"] in (tmp_path / "theory.md").read_text()
-    verdicts = [row["verdict"] for row in found.cells["theory"].values()]
-    assert {verdict: verdicts.count(verdict) for verdict in facts["tally"]} == facts["tally"]
-    assert "v tanh(s)" in built.body
-    text = (tmp_path / "theory.md").read_text()
-    assert text.count("| fails as printed |") == facts["tally"]["fails as printed"]
+def test_the_rule_keeps_every_statement_and_writes_tables_and_a_fragment(made):
+    folder, results = made
+    assert len(results["statements"]) == sum(results["tally"].values()) > 30
+    assert set(results["files"]) == {"theory.md", "theory.csv", "fragment.html"}
+    assert (folder.parent / results["fragment"]).read_text().count("<table>") == 2
+    assert (
+        f"{len(results['statements'])} statements were checked numerically (6 parts of theorems, " in results["summary"]
+    )
+    text, fragment = (folder / "theory.md").read_text(), (folder / "fragment.html").read_text()
+    assert results["rule"] in text
+    assert text.count("| fails as printed |") == results["tally"]["fails as printed"]
     assert "Correction (sign): The second pseudo-value is -v" in text
-    lines = list(csv.DictReader((tmp_path / "theory.csv").open()))
-    for line, s in zip(lines, facts["statements"], strict=True):
+    assert all(theorem["name"] in fragment for theorem in results["theorems"]) and "v tanh(s)" in fragment
+    verdicts = [row["verdict"] for row in results["cells"]["theory"].values()]
+    assert {verdict: verdicts.count(verdict) for verdict in results["tally"]} == results["tally"]
+    lines = list(csv.DictReader((folder / "theory.csv").open()))
+    for line, s in zip(lines, results["statements"], strict=True):
         assert line["measure"] == s["measure"]
         case = s["counterexample"]
         assert (line["case"], line["claimed"]) == ((case["case"], str(case["claimed"])) if case else ("", ""))
 
 
-def test_nothing_shown_names_the_projects_own_tags(facts):
-    shown = json.dumps(facts)
-    assert not re.search(r"\bD\d+\b|\bspec\b", shown)
+def test_nothing_shown_names_the_projects_own_tags(made):
+    assert not re.search(r"\bD\d+\b|\bspec\b", json.dumps(made[1]))
 
 
-def test_a_row_shows_the_error_as_corrected_and_as_printed(facts):
-    row = next(s for s in facts["statements"] if s["name"] == "strictness-example")
-    cells = [text.main for text in theory_grid([row], facts["rule"]).rows[0]]
+def test_a_row_shows_the_error_as_corrected_and_as_printed(made):
+    row = next(s for s in made[1]["statements"] if s["name"] == "strictness-example")
+    cells = [text.main for text in report.statement_table([row], made[1]["rule"]).rows[0]]
     errors = [f"{row['error']:.1e}", f"{row['printed_error']:.1e}"]
     assert cells[1:] == ["example", "holds with correction", *errors, row["measure"], row["source"]]
-    assert "Counterexample: H = 1, P = 2" in why(row)
+    assert "Counterexample: H = 1, P = 2" in report.why(row)

@@ -14,7 +14,8 @@ from iha.config.load import parse_config
 from iha.config.schema import SPLITS, Config
 from iha.planning import dag
 from iha.planning.slices import LedgerSlice, TrainSlice
-from iha.studies.relations import shapes
+from iha.studies.relations import grid
+from iha.studies.separation.grid import SeparationSlice
 
 SMALL = {
     "experiment": "small",
@@ -62,9 +63,8 @@ def slices(config: Config) -> dict[str, str]:
         "items": dag.items_slice(config),
         "report": dag.report_slice(config),
         "tracking": dag.tracking_slice(config),
-        "theory": dag.theory_slice(),
         **({} if config.synthetic is None else relation_slices(config)),
-        "separation": dag.separation_slice(config),
+        "separation": config.separation and SeparationSlice(scale=config.scale, separation=config.separation),
         **{f"tokenise.{split}": dag.tokenise_slice(config, split) for split in SPLITS},
         **{f"ruler.{length}": dag.ruler_slice(config, length) for length in dag.ruler_lengths(config)},
         **{f"evaluate.{s.name}.{s.model}": dag.eval_slice(config, s.name, s.model) for s in config.evals.suites},
@@ -79,9 +79,9 @@ def slices(config: Config) -> dict[str, str]:
 def relation_slices(config: Config) -> dict[str, Frozen]:
     study = config.synthetic
     return {
-        "synthetic_report": shapes.report_slice(config.scale, study),
-        **{f"synthetic_data.{task.name}": shapes.data_slice(study, task.name) for task in study.tasks},
-        **{f"synthetic_train.{key}": shapes.train_slice(study, *key) for key in shapes.runs(study)},
+        "synthetic_report": grid.report_slice(config.scale, study),
+        **{f"synthetic_data.{task.name}": grid.data_slice(study, task.name) for task in study.tasks},
+        **{f"synthetic_train.{key}": grid.train_slice(study, *key) for key in grid.runs(study)},
     }
 
 

@@ -22,7 +22,7 @@ def test_smoke_plans_every_stage_of_every_variant(folder):
     assert jobs == {
         "tracking": 1, "flops": 1, "tokenizer": 1, "tokenise": 3, "items": 1, "contamination": 3, "ruler": 3,
         "pretrain": 5, "extend": 5, "sft": 5, "evaluate": 15, "synthetic_data": 1,
-        "synthetic_train": 2, "theory": 1, "report": 1,
+        "synthetic_train": 2, "synthetic_report": 1, "theory": 1, "report": 1,
     }  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def command(stage):
     """Shell line of a stage: its slice and code are rerun keys (params), where it runs is not."""
     start = LAUNCH if stage in SPLITS else 'exec "$IHA_PYTHON" -m'
     return (
-        f"{start} iha.stages.{stage} --output {{output.manifest}} --inputs {{params.inputs}} "
+        f"{start} {dag.entry_point(stage)} --output {{output.manifest}} --inputs {{params.inputs}} "
         "--threads {threads} $IHA_RUN --code {params.code} --slice {params.slice:q} > {log} 2>&1"
     )
 

@@ -51,12 +51,6 @@ rule report:
             labels={"result": "where training ended"},
         ),
         report(
-            f"{OUT}/report/theory.md",
-            caption="../report/theory.rst",
-            category="Claims",
-            labels={"result": "the paper's theorems, tried"},
-        ),
-        report(
             f"{OUT}/report/figure2.png",
             caption="../report/figure2.rst",
             category="Figures",

@@ -647,9 +647,9 @@ class Config(Frozen):
     engine: Annotated[EngineConfig, Reruns(*SPLITS)] = Field(default_factory=EngineConfig)
     evals: EvalConfig = Field(default_factory=EvalConfig)
     runtime: Annotated[RuntimeConfig, Reruns()] = Field(default_factory=RuntimeConfig)
-    synthetic: Annotated[
-        SyntheticConfig | None, Reruns("synthetic_data", "synthetic_train", "synthetic_report", "report")
-    ] = Field(None, description="relation composition; null: none of it")
+    synthetic: Annotated[SyntheticConfig | None, Reruns("synthetic_data", "synthetic_train", "synthetic_report")] = (
+        Field(None, description="relation composition; null: none of it")
+    )
     separation: Annotated[SeparationConfig | None, Reruns("separation")] = Field(
         None, description="learned test of the separation; null: none of it"
     )

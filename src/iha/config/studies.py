@@ -16,7 +16,7 @@ Split = Literal["train", "validation", "test"]
 
 
 class RelationTask(Frozen):
-    """One task: random m x m Boolean relations R; every entry of their `hops`-fold composition is to be told."""
+    """One task: random m x m Boolean relations R; predict every entry of their `hops`-fold composition."""
 
     name: Name
     hops: Literal[2, 3] = Field(description="2: R o R (binary), 3: R o R o R (ternary)")
@@ -79,7 +79,7 @@ class RelationRecipe(Frozen):
     patience: Positive = Field(10, description="epochs without a better validation accuracy [paper D.3]")
     evals_per_epoch: Positive = Field(1, description="validations and checkpoints per epoch")
     validation_examples: Positive | None = Field(
-        None, description="leading examples of the validation split that are looked at; null: all"
+        None, description="leading examples of the validation and test splits that the curves use; null: all"
     )
 
 
@@ -87,8 +87,12 @@ class RelationBudget(Frozen):
     """How far a run may go if early stopping does not end it. A larger budget resumes what is there."""
 
     epochs: Positive = Field(200, description="passes over the training split")
+    steps: Positive | None = Field(None, description="updates; null: no limit")
+    flops: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="training FLOPs of one run, from the mean example; null: no limit"
+    )
     cpu_seconds: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="process time of one run, checked at each validation; null: no limit"
+        None, description="process time of one run, checked at each validation: a stop, since it differs by machine"
     )
 
 
@@ -165,6 +169,7 @@ class SyntheticConfig(Frozen):
 
 Seconds = Annotated[float, Field(gt=0)]
 LayerKind = Literal["mha", "iha"]
+Heads = Annotated[tuple[Positive, ...], Field(min_length=1)] | None
 
 
 class LearnRecipe(Frozen):
@@ -186,6 +191,7 @@ class FilterTask(Frozen):
     free_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (4, 9), description="numbers of filters k for layers whose queries, keys and values read everything"
     )
+    heads: Heads = Field(None, description="numbers of heads; null: 1 to the size")
     nodes: Positive = Field(12, description="N; at least k, or the powers of A are dependent")
     density: Rate = Field(0.3, description="probability of an edge")
     recipe: LearnRecipe = Field(default_factory=LearnRecipe)
@@ -202,6 +208,7 @@ class CountTask(Frozen):
     """Learn CPM-3, the number of pairs with x_i + G x_j1 + x_j2 = 0 mod M, with softmax and an MLP (Theorem 4)."""
 
     sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field((4, 9), description="lengths N")
+    heads: Heads = Field(None, description="numbers of heads; null: 1 to the size")
     modulus: Annotated[int, Field(ge=2)] = Field(3, description="M; values are 0 .. M - 1")
     group: Positive = Field(8, description="G > 2M, not 0 or 1 mod M [spec 7.3, D9]")
     mlp_width: Positive = Field(64, description="width of both hidden layers")
@@ -218,7 +225,7 @@ class CountTask(Frozen):
 
 
 class SeparationConfig(Frozen):
-    """The grid tasks x sizes x layers x heads 1 .. size; seeds are trained side by side."""
+    """The grid tasks x sizes x layers x heads; seeds are trained side by side."""
 
     layers: tuple[LayerKind, ...] = Field(("mha", "iha"), min_length=1)
     seeds: Positive = Field(3, description="graphs, start values and samples per point")
@@ -227,5 +234,5 @@ class SeparationConfig(Frozen):
     cpm: CountTask = Field(default_factory=CountTask)
     cpu_seconds: Seconds | None = Field(
         None,
-        description="process time of all points together, earlier runs included; the rest stays open; null: no limit",
+        description="process time of all points together, earlier runs included; null: no limit",
     )

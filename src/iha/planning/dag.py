@@ -19,20 +19,25 @@ from iha.planning.slices import (
     LedgerSlice,
     ReportSlice,
     RulerSlice,
-    SeparationSlice,
-    TheorySlice,
     TokeniseSlice,
     TokenizerSlice,
     TrackingSlice,
     TrainSlice,
 )
 
+#: Entry points of the studies' rules, which are no stages of the core: by name, since the core imports no study.
+STUDIES = {
+    "synthetic_data": "iha.studies.relations.tasks",
+    "synthetic_train": "iha.studies.relations.train",
+    "synthetic_report": "iha.studies.relations.report",
+    "theory": "iha.studies.theory.report",
+    "separation": "iha.studies.separation.run",
+}
 #: Stages that run one variant, and all stages.
 VARIANT_STAGES = (*SPLITS, "evaluate")
 STAGES = (
     "tracking", "flops", "tokenizer", "tokenise", "items", "contamination", "ruler", *VARIANT_STAGES,
-    "synthetic_data", "synthetic_train", "synthetic_report", "theory", "separation",
-    "report",
+    *STUDIES, "report",
 )  # fmt: skip
 
 
@@ -243,18 +248,6 @@ def tracking_slice(config: Config) -> TrackingSlice:
     return TrackingSlice(experiment=config.experiment)
 
 
-def theory_slice() -> TheorySlice:
-    """Slice of the theorems."""
-    return TheorySlice()
-
-
-def separation_slice(config: Config) -> SeparationSlice | None:
-    """Slice of the learned test of the separation; None if the config has none."""
-    if config.separation is None:
-        return None
-    return SeparationSlice(scale=config.scale, separation=config.separation)
-
-
 def report_slice(config: Config) -> ReportSlice:
     """Slice of the report."""
     return ReportSlice(
@@ -264,8 +257,12 @@ def report_slice(config: Config) -> ReportSlice:
         seeds=config.seeds,
         reference=config.reference,
         match=config.match,
-        synthetic=config.synthetic,
     )
+
+
+def entry_point(stage: str) -> str:
+    """The module that `python -m` starts for a rule."""
+    return STUDIES.get(stage, f"iha.stages.{stage}")
 
 
 def entry_modules(stage: str, variants: tuple[Variant, ...] = (), torch: bool = True) -> tuple[str, ...]:
@@ -274,7 +271,7 @@ def entry_modules(stage: str, variants: tuple[Variant, ...] = (), torch: bool = 
     named = {spec.__module__ for spec in specs}
     if torch:
         named |= {spec.module.partition(":")[0] for spec in specs}
-    return (f"iha.stages.{stage}", *sorted(named))
+    return (entry_point(stage), *sorted(named))
 
 
 def dump(part: Frozen) -> str:

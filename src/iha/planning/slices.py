@@ -28,7 +28,6 @@ from iha.config.schema import (
     TrainStage,
     Variant,
 )
-from iha.config.studies import SeparationConfig, SyntheticConfig
 
 Scale = Literal["paper", "ladder", "smoke"]
 
@@ -108,17 +107,6 @@ class TrackingSlice(Frozen):
     experiment: str
 
 
-class TheorySlice(Frozen):
-    """The theorems depend on nothing but the code."""
-
-
-class SeparationSlice(Frozen):
-    """Slice of the learned test of the separation."""
-
-    scale: Scale
-    separation: SeparationConfig
-
-
 class ReportSlice(Frozen):
     """Slice of the report."""
 
@@ -128,4 +116,3 @@ class ReportSlice(Frozen):
     seeds: tuple[int, ...]
     reference: str
     match: MatchConfig
-    synthetic: SyntheticConfig | None = None

@@ -12,13 +12,11 @@ from iha.report.ledger import flops_grid
 from iha.report.page import image, tables
 from iha.report.positions import positions_section
 from iha.report.reach import reach_grid
-from iha.report.relation_section import relations_section
 from iha.report.ruler import ruler_grid, task_cells
 from iha.report.section import Build, Findings, Section
 from iha.report.setup import setup_section
 from iha.report.story import provenance_section
 from iha.report.tables import PaperTableReport, caption
-from iha.report.theory import theory_section
 from iha.report.training import training_cells, training_grid
 from iha.report.verdicts import claims_section
 
@@ -95,11 +93,9 @@ SECTIONS: tuple[Build, ...] = (
     depth_section,
     positions_section,
     answers_section,
-    relations_section,
     flops,
     cost_section,
     training,
-    theory_section,
     provenance_section,
 )
 

@@ -34,7 +34,6 @@ def manifest_path(name: str) -> str:
         "flops": "flops.json",
         "items": "data/items.json",
         "tokenizer": "data/tokenizer.json",
-        "theory": "theory.json",
         "data": "data/{}.json",
         "contamination": "contamination/{}.json",
         "ruler": "ruler/{}.json",
@@ -47,7 +46,7 @@ def manifest_path(name: str) -> str:
 
 
 #: Manifests that hold cells, below results/{experiment}: of a whole experiment, and of one that is one part alone.
-REPORTS = ("report/report.json", "synthetic/report/report.json", "separation/separation.json")
+REPORTS = ("report/report.json", "relations/relations.json", "separation/separation.json", "theory/theory.json")
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ SOURCES: dict[str, Callable[[Cell], Source]] = {
     "depth": _depth,
     "positions": _positions,
     "plan": _plan,
-    "theory": _input("theory"),
+    "theory": _itself,
     "items": _input("items"),
     "contamination": _input("contamination", by_row=True),
     "relations": _relations,

@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from iha.config.schema import Config
-from iha.config.studies import RelationTask, SyntheticConfig
+from iha.config.studies import RelationTask, SeparationConfig, SyntheticConfig
 from iha.planning.price import LOG_BYTES, PROCESS_BYTES, SAVED_BYTES, STATE_BYTES, Job, register_study, small
-from iha.studies.relations import shapes
-from iha.studies.relations.folders import run_name
-from iha.studies.separation.grid import points
-from iha.studies.separation.price import recipe, training_flops
+from iha.studies.relations import grid
+from iha.studies.separation.grid import Point, points, recipe
 
 #: Checkpoints of a relation run at once, of weights, best weights and two moments; bytes of its log per validation.
 CHECKPOINTS, VALIDATION_BYTES = 3, 120
@@ -46,15 +44,13 @@ class Work:
 
 @register_study
 def relations(config: Config) -> list[Job]:
-    """Examples of every task and all runs, as the workflow's rules name them, and their own report."""
+    """Examples of every task, all runs and their page, as the workflow's rules name them."""
     study = config.synthetic
     if study is None or config.goal == "separation":
         return []
     found = [_examples(config, study, task) for task in study.tasks]
-    found += [_relation_run(config, study, *key) for key in shapes.runs(study)]
-    if config.goal == "synthetic":
-        found.append(small(config, "synthetic_report", after=tuple(job.name for job in found)))
-    return found
+    found += [_relation_run(config, study, *key) for key in grid.runs(study)]
+    return [*found, small(config, "synthetic_report", after=tuple(job.name for job in found))]
 
 
 def _examples(config: Config, study: SyntheticConfig, task: RelationTask) -> Job:
@@ -65,16 +61,19 @@ def _examples(config: Config, study: SyntheticConfig, task: RelationTask) -> Job
 
 
 def _relation_run(config: Config, study: SyntheticConfig, task: str, model: str, lr: float, seed: int) -> Job:
-    part, name = shapes.train_slice(study, task, model, lr, seed), run_name(model, lr, seed)
-    r, e, epochs = part.recipe, study.examples, part.budget.epochs
-    seen = min(r.validation_examples or e.validation, e.validation)
+    part, name = grid.train_slice(study, task, model, lr, seed), grid.run_name(model, lr, seed)
+    r, e = part.recipe, study.examples
+    per_epoch = -(-e.train // r.batch)
+    updates = min(grid.last_steps(part.budget, per_epoch, part.flops).values())
+    epochs = updates / per_epoch
+    evaluated = sum(min(r.validation_examples or n, n) for n in (e.validation, e.test))
     forward = part.flops / (3 * e.train)
-    flops = epochs * (part.flops + r.evals_per_epoch * seen * forward) + e.test * forward
-    work = Work(epochs * -(-e.train // r.batch), flops, part.budget.cpu_seconds)
+    flops = epochs * (part.flops + r.evals_per_epoch * evaluated * forward) + e.test * forward
+    work = Work(updates, flops, part.budget.cpu_seconds)
     gpus = 0 if config.runtime.device == "cpu" else min(1, config.plan.total_gpus)
     after = (f"synthetic_data-{task}",)
     job = work.priced(config, f"synthetic_train-{task}-{name}", "synthetic_train", after, gpus)
-    params = shapes.params(part.shape)
+    params = grid.params(part.shape)
     return replace(
         job,
         memory=job.memory + STATE_BYTES * params,
@@ -88,9 +87,29 @@ def _relation_run(config: Config, study: SyntheticConfig, task: str, model: str,
 def separation(config: Config) -> list[Job]:
     """All points of the learned separation, which are one job on CPU."""
     study = config.separation
-    if study is None or config.goal != "separation":
+    if study is None or config.goal == "synthetic":
         return []
-    grid = points(study)
-    updates = sum(recipe(study, point).steps for point in grid)
-    flops = float(sum(training_flops(study, point) for point in grid))
+    order = points(study)
+    updates = sum(recipe(study, point).steps for point in order)
+    flops = float(sum(training_flops(study, point) for point in order))
     return [Work(updates, flops, study.cpu_seconds).priced(config, "separation", "separation", (), 0)]
+
+
+def forward_flops(config: SeparationConfig, point: Point) -> int:
+    """Forward FLOPs of one seed's batch, 2 per multiply-add, as `iha.studies.separation.learn.Learner` computes it.
+
+    Weights are mixed, not tokens, so the mixing does not grow with the batch. Elementwise work is not counted.
+    """
+    linear, h, p = point.task != "cpm", point.heads, max(1, point.pseudo_heads)
+    n = config.filters.nodes if linear else point.size
+    inputs, virtual, tokens = n + 1, p * h * n, recipe(config, point).batch * n
+    widths = [point.size] if linear else [config.cpm.mlp_width, config.cpm.mlp_width, 1]
+    scores = 4 * p * h * n * n if linear else 4 * p * p * h * n * n
+    read = sum(2 * a * b for a, b in zip([virtual, *widths], widths, strict=False))
+    mixing = 2 * p * h * h * n * (3 * inputs + widths[0]) if point.layer == "iha" else 0
+    return tokens * (6 * virtual * inputs + scores + read) + mixing
+
+
+def training_flops(config: SeparationConfig, point: Point) -> int:
+    """Training FLOPs of a point, all seeds and steps, three times those of the forward passes."""
+    return 3 * config.seeds * recipe(config, point).steps * forward_flops(config, point)

@@ -1,6 +1,7 @@
-"""Examples of relation composition, made once per task and shared by all runs (spec 6.1). Free of torch.
+"""Examples of relation composition, generated once per task and shared by all runs (spec 6.1). Free of torch.
 
 An artifact holds, per split, the relations and their compositions as bits, and the sizes; equal seeds give equal bytes.
+`python -m iha.studies.relations.tasks` is the entry point of the rule `synthetic_data`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from iha.artifacts.manifest import atomic_path
+from iha.artifacts.manifest import FileEntry, Manifest, atomic_path, verify_files
 from iha.config.studies import RelationTask, Split
 from iha.errors import DataError
-from iha.studies.relations.shapes import RelationDataSlice
+from iha.stages.common import Context, StageResult, run
+from iha.studies.relations.grid import RelationDataSlice
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 Bits = NDArray[np.uint8]
@@ -65,8 +67,8 @@ def sample(task: RelationTask, count: int, rng: np.random.Generator) -> Relation
     return Relations(sizes, np.concatenate(cells), np.concatenate(targets))
 
 
-def make(part: RelationDataSlice) -> dict[Split, Relations]:
-    """All splits of a task; each has a random stream of its own, so its size changes no other split."""
+def generate(part: RelationDataSlice) -> dict[Split, Relations]:
+    """All splits of a task; each has its own random stream, so its size changes no other split."""
     counts: dict[Split, int] = {"train": part.examples.train, "validation": part.examples.validation,
                                 "test": part.examples.test}  # fmt: skip
     return {
@@ -88,7 +90,7 @@ def load(path: Path) -> Relations:
     """Read one split.
 
     Raises:
-        DataError: the file is missing or cut short.
+        DataError: the file is missing or truncated.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -102,10 +104,25 @@ def load(path: Path) -> Relations:
     return Relations(arrays["sizes"], bits["cells"], bits["targets"])
 
 
-def majority(train: Relations, split: Relations) -> dict[str, Any]:
-    """What guessing the commoner answer scores on `split`: one answer for all, and one per size (spec 6.4).
+def load_data(manifest: Manifest, state: Path) -> dict[Split, Relations]:
+    """Read the examples that a manifest describes.
 
-    The answers are taken from `train`. `positive` and `positive_by_size` are the shares of ones in `split`.
+    Raises:
+        DataError: a file is missing or differs from its manifest.
+    """
+    verify_files(manifest, state, deep=True)
+    return {split: load(state / manifest.files[split].path) for split in SPLITS}
+
+
+def digests(manifest: Manifest) -> dict[str, str]:
+    """SHA-256 of every split."""
+    return {split: entry.sha256 for split, entry in manifest.files.items()}
+
+
+def majority(train: Relations, split: Relations) -> dict[str, Any]:
+    """Accuracy on `split` of always answering with the more frequent label: of all sizes, and per size (spec 6.4).
+
+    The labels are counted on `train`. `positive` and `positive_by_size` are the shares of ones in `split`.
     """
     ones, by_size = balance(train), balance_by_size(train)
     share, shares = balance(split), balance_by_size(split)
@@ -128,7 +145,7 @@ def balance_by_size(relations: Relations) -> dict[int, float]:
     return {int(m): float(relations.targets[of_cell == m].mean()) for m in np.unique(relations.sizes)}
 
 
-def facts(splits: Mapping[Split, Relations]) -> dict[str, Any]:
+def describe(splits: Mapping[Split, Relations]) -> dict[str, Any]:
     """Counts and baselines of the artifact, for its manifest."""
     return {
         split: {
@@ -140,3 +157,23 @@ def facts(splits: Mapping[Split, Relations]) -> dict[str, Any]:
         }
         for split, r in splits.items()
     }
+
+
+def body(part: RelationDataSlice, context: Context) -> StageResult:
+    """Three splits below the state directory; counts and majority baselines go into the manifest."""
+    splits = generate(part)
+    files: dict[str, FileEntry] = {}
+    for split, relations in splits.items():
+        path = context.state / "synthetic" / part.task.name / f"{split}.safetensors"
+        save(path, relations)
+        files[split] = context.entry(path)
+    return StageResult(files=files, metadata={"splits": describe(splits)})
+
+
+def main() -> None:
+    """Entry point of the rule `synthetic_data`."""
+    run("synthetic_data", RelationDataSlice, body)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The points of the grid, and what the theory says to each. Free of torch."""
+"""The points of the grid, and the number of heads that the theory asks for. Free of torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Literal
 
-from iha.config.studies import LayerKind, SeparationConfig
+from iha.config.base import Frozen
+from iha.config.studies import LayerKind, LearnRecipe, SeparationConfig
 
 TaskName = Literal["filters", "filters_free", "cpm"]
+
+
+class SeparationSlice(Frozen):
+    """Slice of the learned test of the separation."""
+
+    scale: Literal["paper", "ladder", "smoke"]
+    separation: SeparationConfig
 
 
 @dataclass(frozen=True)
@@ -45,10 +53,18 @@ def root(size: int) -> int:
     return isqrt(size - 1) + 1
 
 
+def recipe(config: SeparationConfig, point: Point) -> LearnRecipe:
+    """The recipe of a point's task."""
+    return config.cpm.recipe if point.task == "cpm" else config.filters.recipe
+
+
 def points(config: SeparationConfig) -> list[Point]:
-    """Heads 1 .. size for every layer and size; IHA far beyond its construction comes last, as a budget may end."""
-    found = list(_points(config))
-    return sorted(found, key=lambda p: p.layer == "iha" and p.heads > p.needed + 1)
+    """Every layer, size and number of heads, in the order in which they are trained.
+
+    A budget that ends early leaves a coarse grid rather than half of one: first 1, ceil(sqrt size) and size heads, last
+    IHA far beyond its construction.
+    """
+    return sorted(_points(config), key=_urgency)
 
 
 def _points(config: SeparationConfig) -> Iterator[Point]:
@@ -58,7 +74,14 @@ def _points(config: SeparationConfig) -> Iterator[Point]:
         "filters_free": config.filters.free_sizes,
     }
     for task, of_task in sizes.items():
+        chosen = (config.cpm if task == "cpm" else config.filters).heads
         for size in of_task:
-            for heads in range(1, size + 1):
+            for heads in range(1, size + 1) if chosen is None else chosen:
                 for layer in config.layers:
                     yield Point(task, layer, size, heads)
+
+
+def _urgency(point: Point) -> int:
+    if point.layer == "iha" and point.heads > point.needed + 1:
+        return 2
+    return 0 if point.heads in (1, root(point.size), point.size) else 1

@@ -1,4 +1,7 @@
-"""The whole grid, point by point: what is done is kept, what the budget does not reach stays open."""
+"""The whole grid, point by point: a finished point is kept, and what the budget does not reach stays open.
+
+`python -m iha.studies.separation.run` is the entry point of the rule `separation`.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +13,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from iha.artifacts.fingerprint import code_fingerprint
 from iha.artifacts.manifest import write_json
 from iha.config.studies import SeparationConfig
-from iha.studies.separation.grid import Point, points, root
+from iha.stages.common import Context, StageResult, run
+from iha.studies.separation.grid import Point, SeparationSlice, points
+from iha.studies.separation.report import write_separation
 
 log = logging.getLogger("iha")
 
 
 def run_grid(config: SeparationConfig, folder: Path, code: str) -> dict[str, Any]:
-    """Train every point that is not in `folder` yet; returns records of those done and names of those open."""
-    order = sorted(points(config), key=urgency)
+    """Train every point that is not in `folder` yet; returns records of the finished points and names of the others."""
+    order = points(config)
     done = {p: kept(folder / f"{p.name}.json", begun_with(config, p, code)) for p in order}
-    spent = sum(found["cpu_seconds"] for found in done.values() if found)
+    spent = sum(record["cpu_seconds"] for record in done.values() if record)
     for point in order:
         if done[point] is None and (config.cpu_seconds is None or spent < config.cpu_seconds):
-            done[point] = found = _learn(config, point, code)
-            write_json(folder / f"{point.name}.json", found)
-            spent += found["cpu_seconds"]
+            done[point] = record = _learn(config, point, code)
+            write_json(folder / f"{point.name}.json", record)
+            spent += record["cpu_seconds"]
     return {
-        "points": [found["record"] for found in done.values() if found],
-        "open": [point.name for point, found in done.items() if found is None],
+        "points": [record["record"] for record in done.values() if record],
+        "open": [point.name for point, record in done.items() if record is None],
     }
-
-
-def urgency(point: Point) -> int:
-    """Order of training, so that a budget that ends leaves a coarse grid rather than half of one.
-
-    First 1, ceil(sqrt size) and size heads; last IHA far beyond its construction.
-    """
-    if point.layer == "iha" and point.heads > point.needed + 1:
-        return 2
-    return 0 if point.heads in (1, root(point.size), point.size) else 1
 
 
 def _learn(config: SeparationConfig, point: Point, code: str) -> dict[str, Any]:
@@ -54,10 +50,10 @@ def _learn(config: SeparationConfig, point: Point, code: str) -> dict[str, Any]:
 
 
 def kept(path: Path, begun: str) -> dict[str, Any] | None:
-    """What an earlier run with the same settings and code found; None if there is none, or it is unreadable."""
+    """The record of an earlier run with the same settings and code; None if there is none or it is unreadable."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found if found["begun_with"] == begun and {"record", "cpu_seconds"} <= found.keys() else None
+        record: dict[str, Any] = json.loads(path.read_text())
+        return record if record["begun_with"] == begun and {"record", "cpu_seconds"} <= record.keys() else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -65,7 +61,27 @@ def kept(path: Path, begun: str) -> dict[str, Any] | None:
 def begun_with(config: SeparationConfig, point: Point, code: str) -> str:
     """Digest of all that a point's result depends on: its task, seeds, start values, code; not the budget or grid."""
     task = (config.cpm if point.task == "cpm" else config.filters).model_dump(
-        mode="json", exclude={"sizes", "free_sizes"}
+        mode="json", exclude={"sizes", "free_sizes", "heads"}
     )
     text = json.dumps([asdict(point), task, config.seeds, config.noise_std, code], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def body(part: SeparationSlice, context: Context) -> StageResult:
+    """Points are stored in the state directory one by one; tables and figures next to the manifest."""
+    from torch import set_num_threads
+
+    set_num_threads(context.threads)
+    learning = code_fingerprint("iha.studies.separation.learn")  # a change of the figures trains nothing again
+    return write_separation(
+        run_grid(part.separation, context.state / "separation", learning), part.scale, context.output.parent
+    )
+
+
+def main() -> None:
+    """Entry point of the rule `separation`."""
+    run("separation", SeparationSlice, body)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from iha.studies.theory.operators import heads_for
+from iha.studies.theory.layers import heads_for
 from iha.studies.theory.statement import Counterexample, Statement, judge
 from iha.variants.base import AttentionSpec, Geometry, known_kinds, live_pairs
 

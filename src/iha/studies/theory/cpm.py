@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from iha.studies.theory.filters import bank_layer, iha_matrices, run_bank, set_bank
-from iha.studies.theory.layers import frame, gap, mha, project, shown
-from iha.studies.theory.operators import heads_for
+from iha.studies.theory.layers import frame, gap, heads_for, mha, project, shown
 from iha.studies.theory.statement import Counterexample, Statement, judge
 
 #: Scale of the scores that makes a float64 softmax one of temperature 0: exp(-1000) is 0.
@@ -108,7 +107,7 @@ def _orientation() -> Statement:
         printed=gap(workspace(order, up=False), _circle(4)),
         corrected=gap(workspace(order), _circle(4)),
         correction="The up-shift, C X = (x_2, .., x_N, x_1).",
-        mends="index",
+        corrects="index",
         counterexample=Counterexample(
             "N = 3, x = (1, 2, 3): first row", shown(_circle(3)[0]), shown(workspace(three, up=False)[0, :3])
         ),
@@ -180,7 +179,7 @@ def _pairs() -> Statement:
         printed=max(miss(n, False) for n in SIZES),
         corrected=max(miss(n, True) for n in SIZES),
         correction="N^2 hidden units.",
-        mends="index",
+        corrects="index",
         counterexample=Counterexample(
             "N = 1, x = (0): count", count([0], 12, 5)[0], float(perceptron(column([0]), 12, 5, equal=False))
         ),

@@ -6,6 +6,7 @@ reference kernel are those that are trained.
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Literal, TypeVar
 
 import torch
@@ -131,3 +132,26 @@ def gap(found: Tensor, wanted: Tensor) -> float:
 def shown(values: Tensor) -> list[float]:
     """A small tensor for people: a flat list of four decimals."""
     return [round(float(v), 4) + 0.0 for v in values.flatten()]
+
+
+def heads_for(k: int) -> int:
+    """ceil(sqrt k)."""
+    return isqrt(k - 1) + 1
+
+
+def powers(a: Tensor, k: int) -> list[Tensor]:
+    """I, A, .., A^(k-1)."""
+    out = [torch.eye(a.shape[0], dtype=a.dtype)]
+    while len(out) < k:
+        out.append(out[-1] @ a)
+    return out
+
+
+def best_error(a: Tensor, k: int, heads: int) -> float:
+    """Smallest relative error with which k powers of A are mixed from `heads` operators (Eckart and Young).
+
+    Each power counts alike, whatever its norm.
+    """
+    stack = torch.stack([(p / p.norm()).flatten() for p in powers(a, k)])
+    values = torch.linalg.svdvals(stack)
+    return float(values[heads:].norm() / values.norm())

@@ -1,7 +1,7 @@
 """A statement of the paper, what was measured of it, and the verdict that follows from the numbers. Free of torch.
 
-`RULE` separates the verdicts; what a statement's correction mends is said where it is tried (`mends`), the rest is
-numbers.
+`RULE` separates the verdicts. What a correction corrects is declared where the statement is checked (`corrects`);
+everything else follows from numbers.
 """
 
 from __future__ import annotations
@@ -9,25 +9,31 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from iha.config.base import Frozen
+
 Verdict = Literal["holds", "holds with correction", "fails as printed"]
-#: What a statement is: proved by the paper, counted on the way, said of compute, an example in the text, how a reader
-#: takes it to the trained layer or to a lower bound, or this project's own.
+#: Kinds: proved by the paper, counted on the way, about compute, an example in the text, how a reader applies it to the
+#: trained layer or as a lower bound, or this project's own.
 Kind = Literal["theorem", "lemma or count", "FLOP claim", "example", "reading", "ours"]
-#: What a correction may mend while the claim stays: `premise`, one that the paper's own proof uses unsaid.
-Mend = Literal["constant", "sign", "index", "premise"]
+#: What a correction may change while the claim stays: `premise`, one that the paper's own proof uses implicitly.
+Corrects = Literal["constant", "sign", "index", "premise"]
 RULE = (
     "Holds: true as printed. Holds with correction: true once a constant, a sign, an index (which of several, a "
-    "transpose, the range of a sum) or a premise that the paper's own proof uses unsaid is put right, and what it "
-    "claims stands. Fails as printed: what it claims is false; what is true instead is given where there is something."
+    "transpose, the range of a sum) or a premise that the paper's own proof uses implicitly is corrected; the claim "
+    "stays. Fails as printed: the claim is false; what is true instead is given where there is something."
 )
 #: Up to this error a statement holds; float64 rounding stays below 1e-12 at the sizes tried here.
 TOLERANCE = 1e-9
 Shown = float | int | str | list[Any]
 
 
+class TheorySlice(Frozen):
+    """Slice of the rule `theory`: the theorems depend on nothing but the code."""
+
+
 @dataclass(frozen=True)
 class Counterexample:
-    """The smallest case found in which the printed form is wrong: what it promises there, and what comes out."""
+    """The smallest case found in which the printed form is wrong: what it claims there, and what was found."""
 
     case: str
     claimed: Shown
@@ -38,9 +44,9 @@ class Counterexample:
 class Statement:
     """One row of the table.
 
-    `error`: of the form that the verdict speaks of (as corrected where it holds with correction, else as printed);
-    `printed_error`: of the printed form; `measure`: what both count. `correction`: the mended statement, `mends`: what
-    is mended in it; `instead`: what is true in place of a statement that fails.
+    `error`: of the form that the verdict refers to (as corrected where it holds with correction, else as printed);
+    `printed_error`: of the printed form; `measure`: what both count. `correction`: the corrected statement, `corrects`:
+    what is changed in it; `instead`: what is true in place of a statement that fails.
     """
 
     name: str
@@ -54,11 +60,11 @@ class Statement:
     tried: str
     reason: str
     correction: str | None
-    mends: Mend | None
+    corrects: Corrects | None
     instead: str | None
     counterexample: Counterexample | None
 
-    def facts(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)
 
@@ -74,25 +80,25 @@ def judge(
     printed: float,
     corrected: float | None = None,
     correction: str | None = None,
-    mends: Mend | None = None,
+    corrects: Corrects | None = None,
     counterexample: Counterexample | None = None,
     measure: str = "largest difference",
 ) -> Statement:
     """The statement with the verdict of its errors (`RULE`); `corrected`: error of the form `correction` describes.
 
-    A correction that mends nothing named in the rule is another statement: what holds `instead`.
+    A correction of nothing that the rule names is another statement: what holds `instead`.
 
     Raises:
-        ValueError: the printed form fails and no case shows it, or a case is given and it holds; a correction fails.
+        ValueError: the printed form fails without a counterexample, or holds with one; a correction fails.
     """
     holds = printed <= TOLERANCE
     if (corrected is None) != (correction is None) or (corrected is not None and corrected > TOLERANCE):
         raise ValueError(f"{name}: error {corrected} of the correction {correction!r}")
-    mended = corrected is not None and mends is not None
+    repaired = corrected is not None and corrects is not None
     if holds == (counterexample is not None):
         raise ValueError(f"{name}: error {printed:.3g} as printed, counterexample {counterexample}")
-    verdict: Verdict = "holds" if holds else "holds with correction" if mended else "fails as printed"
-    error = corrected if corrected is not None and mends is not None and not holds else printed
+    verdict: Verdict = "holds" if holds else "holds with correction" if repaired else "fails as printed"
+    error = corrected if corrected is not None and corrects is not None and not holds else printed
     return Statement(
         name=name,
         kind=kind,
@@ -104,13 +110,13 @@ def judge(
         measure=measure,
         tried=tried,
         reason=reason,
-        correction=correction if mends is not None else None,
-        mends=mends,
-        instead=correction if mends is None else None,
+        correction=correction if corrects is not None else None,
+        corrects=corrects,
+        instead=correction if corrects is None else None,
         counterexample=counterexample,
     )
 
 
 def _two_digits(error: float) -> float:
-    """As shown: the last bits of a float64 product depend on where its operands lie in memory."""
+    """Two digits: the last bits of a float64 product depend on the alignment of its operands in memory."""
     return float(f"{error:.1e}")

@@ -79,7 +79,7 @@ def _flat() -> Statement:
         printed=first,
         corrected=last,
         correction="R takes the last pseudo-output.",
-        mends="index",
+        corrects="index",
         counterexample=Counterexample(
             "H = 1, P = 2, two tokens with values 0 and 1, all scores 0: output at the second token", *two
         ),
@@ -240,7 +240,7 @@ def _example() -> Statement:
         printed=gap(out, wanted),
         corrected=gap(sign_flip(-1.0)[0], wanted),
         correction="The second pseudo-value is -v (alpha_v = -1), not +v.",
-        mends="sign",
+        corrects="sign",
         measure="difference from the nonlinear function v tanh(s)",
         counterexample=_smallest(),
     )

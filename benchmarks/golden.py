@@ -1,7 +1,7 @@
 """Every number of a finished run that a refactoring must not change, as JSON; or what differs between two.
 
-    python benchmarks/numbers.py results/smoke state/smoke > before.json
-    python benchmarks/numbers.py --compare before.json after.json
+    python benchmarks/golden.py results/smoke state/smoke > before.json
+    python benchmarks/golden.py --compare before.json after.json
 
 Reads manifests and state files as plain JSON and imports nothing of the project, so it reads runs of older versions.
 """

@@ -3,11 +3,13 @@
 import pytest
 import yaml
 from dag import ROOT, checkout, planned, snakemake
-from syntheticlab import tiny
+from relationlab import tiny
 
 from iha.artifacts.manifest import read_manifest
 from iha.config.load import load_config
-from iha.studies.relations import shapes
+from iha.config.studies import SyntheticConfig
+from iha.errors import ConfigError
+from iha.studies.relations import grid
 
 TINY = tiny(seeds=[0])
 
@@ -26,7 +28,7 @@ def test_the_preset_plans_one_job_per_task_model_rate_and_seed(folder):
 
 @pytest.mark.parametrize("name", ["synthetic.yaml", "synthetic-gpu.yaml"])
 def test_the_presets_are_the_papers_tasks_and_models(name):
-    preset, paper = load_config(ROOT / "configs" / name).synthetic, shapes.SyntheticConfig()
+    preset, paper = load_config(ROOT / "configs" / name).synthetic, SyntheticConfig()
     assert (preset.tasks, preset.examples, preset.lrs) == (paper.tasks, paper.examples, paper.lrs)
     assert {m.name: m for m in preset.models} == {m.name: m for m in paper.models}
     assert (preset.hidden_dim, preset.n_heads, preset.recipe.patience) == (128, 8, 10)
@@ -35,11 +37,11 @@ def test_the_presets_are_the_papers_tasks_and_models(name):
 @pytest.mark.slow
 def test_the_grid_runs_to_its_figures_and_then_there_is_nothing_to_do(folder):
     snakemake(folder, config="tiny.yaml")
-    results = folder / "results" / "tiny" / "synthetic"
-    made = read_manifest(results / "report" / "report.json", "synthetic_report")
-    assert {"figure3.png", "figure4.pdf", "relations.md", "relations_runs.csv"} <= made.facts["files"].keys()
-    run = read_manifest(results / "binary" / "iha-lr0.001-seed0.json", "synthetic_train")
-    assert [entry["epoch"] for entry in run.facts["history"]] == [1.0, 2.0]
+    results = folder / "results" / "tiny"
+    made = read_manifest(results / "relations" / "relations.json", "synthetic_report")
+    assert {"figure3.png", "figure4.pdf", "relations.md", "relations_runs.csv"} <= made.metadata["files"].keys()
+    run = read_manifest(results / "synthetic" / "binary" / "iha-lr0.001-seed0.json", "synthetic_train")
+    assert [entry["epoch"] for entry in run.metadata["history"]] == [1.0, 2.0]
     assert planned(snakemake(folder, "-n", config="tiny.yaml")) == {}
     more = {**TINY, "synthetic": {**TINY["synthetic"], "lrs": [1e-3, 1e-4]}}
     (folder / "more.yaml").write_text(yaml.safe_dump(more))
@@ -50,9 +52,9 @@ def test_a_key_reaches_the_runs_it_belongs_to():
     base = load_config(ROOT / "configs" / "synthetic.yaml").synthetic
 
     def parts(config):
-        found = {f"data.{t.name}": shapes.data_slice(config, t.name) for t in config.tasks}
-        found |= {f"run.{'.'.join(map(str, key))}": shapes.train_slice(config, *key) for key in shapes.runs(config)}
-        return {name: part.model_dump_json() for name, part in found.items()}
+        slices = {f"data.{t.name}": grid.data_slice(config, t.name) for t in config.tasks}
+        slices |= {f"run.{'.'.join(map(str, key))}": grid.train_slice(config, *key) for key in grid.runs(config)}
+        return {name: part.model_dump_json() for name, part in slices.items()}
 
     def reached(**update):
         now, before = parts(base.model_copy(update=update)), parts(base)
@@ -63,3 +65,9 @@ def test_a_key_reaches_the_runs_it_belongs_to():
     assert all(name.startswith("run.") for name in reached(positions="sequence"))
     wider = tuple(m.model_copy(update={"pseudo_queries": 2}) if m.name == "iha" else m for m in base.models)
     assert {name.split(".")[2] for name in reached(models=wider)} == {"iha", "mha_wide"}
+
+
+def test_the_goal_needs_its_section(tmp_path):
+    (tmp_path / "goal.yaml").write_text("goal: synthetic\n")
+    with pytest.raises(ConfigError, match="synthetic is null with goal 'synthetic'"):
+        load_config(tmp_path / "goal.yaml")

@@ -1,4 +1,4 @@
-"""The learned test of the separation as CSV, Markdown and figures. Input: the facts of stage separation."""
+"""The learned test of the separation as CSV, Markdown, figures and a fragment of the report."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from iha.report.figures import MARKERS, legend_below, pyplot, save
 from iha.report.format import MISSING, SCALE_LABELS
 from iha.report.records import Grid, Text
 from iha.report.render import labelled_csv, markdown, write_texts
+from iha.stages.common import StageResult
+from iha.studies.output import publish
 from iha.variants.colours import COLOURS
 
 HEADER = (
     "task", "layer", "size", "heads", "pseudo_heads", "heads_of_construction", "params", "seed", "unexplained", "floor",
     "exact",
 )  # fmt: skip
+TITLE = "Does gradient descent find the separation?"
+CAPTION = (
+    "Unexplained variance of fresh examples against heads (above) and parameters (below), median over seeds, bars from "
+    "the best to the worst seed. Dotted: no weights leave less. Dashed: heads of the paper's construction."
+)
 TITLES = {
     "filters": "Polynomial filters of a random signed digraph, softmax-free, scores from positions only",
     "filters_free": "Polynomial filters of a random signed digraph, softmax-free, scores from positions and features",
@@ -37,24 +44,24 @@ SMALLEST = 1e-4
 Record = dict[str, Any]
 
 
-def write_separation(facts: Record, scale: str, folder: Path) -> list[Path]:
-    """Write CSV, Markdown, and a figure per task (PNG and PDF); returns the paths."""
-    records = sorted(facts["points"], key=lambda r: (r["task"], r["size"], r["layer"], r["heads"]))
-    tasks = [task for task in TITLES if any(r["task"] == task for r in records)]
-    texts = {
-        "separation.csv": labelled_csv(scale, HEADER, lines(records)),
-        "separation.md": markdown(tables(facts, scale)),
-    }
-    paths = write_texts(folder, texts)
-    for task in tasks:
-        paths += figure(task, [r for r in records if r["task"] == task], scale, folder)
-    return paths
+def write_separation(result: Record, scale: str, folder: Path) -> StageResult:
+    """Write CSV, Markdown, a figure per task (PNG and PDF) and the fragment; returns the stage's result."""
+    records = sorted(result["points"], key=lambda r: (r["task"], r["size"], r["layer"], r["heads"]))
+    grids = tables(result, scale)
+    texts = {"separation.csv": labelled_csv(scale, HEADER, lines(records)), "separation.md": markdown(grids)}
+    paths, pictures = write_texts(folder, texts), []
+    for task in (task for task in TITLES if any(r["task"] == task for r in records)):
+        png, pdf = figure(task, [r for r in records if r["task"] == task], scale, folder)
+        paths.append(pdf)
+        pictures.append((png, f"{SCALE_LABELS[scale]}{TITLES[task]}. {CAPTION}"))
+    summary = f"Learned separation: {len(records)} points were trained, {len(result['open'])} were not."
+    return publish(folder, TITLE, summary, grids, figures=pictures, files=paths, metadata=result)
 
 
-def tables(facts: Record, scale: str) -> list[Grid]:
+def tables(result: Record, scale: str) -> list[Grid]:
     """One for each task that has points."""
-    points = facts["points"]
-    return [table(t, points, facts["open"], scale) for t in TITLES if any(r["task"] == t for r in points)]
+    points = result["points"]
+    return [table(t, points, result["open"], scale) for t in TITLES if any(r["task"] == t for r in points)]
 
 
 def lines(records: list[Record]) -> Iterable[tuple[object, ...]]:
@@ -72,16 +79,16 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def table(task: str, records: list[Record], still: list[str], scale: str) -> Grid:
+def table(task: str, records: list[Record], unfinished: list[str], scale: str) -> Grid:
     """Heads down, sizes and layers across."""
-    found = {(r["size"], r["layer"], r["heads"]): r for r in records if r["task"] == task}
-    columns = sorted({(size, layer) for size, layer, _ in found}, key=lambda c: (c[0], c[1] != "mha"))
+    by_point = {(r["size"], r["layer"], r["heads"]): r for r in records if r["task"] == task}
+    columns = sorted({(size, layer) for size, layer, _ in by_point}, key=lambda c: (c[0], c[1] != "mha"))
     rows = tuple(
-        (Text(str(heads)), *(_cell(found.get((size, layer, heads))) for size, layer in columns))
-        for heads in range(1, max(h for _, _, h in found) + 1)
+        (Text(str(heads)), *(_cell(by_point.get((size, layer, heads))) for size, layer in columns))
+        for heads in sorted({heads for _, _, heads in by_point})
     )
     header = ("heads", *(f"{SIZE[task]} = {size}, {NAMES[layer]}" for size, layer in columns))
-    missing = sum(name.startswith(f"{task}-") for name in still)
+    missing = sum(name.startswith(f"{task}-") for name in unfinished)
     notes = (*NOTES, *([f"{missing} points were not run: the budget ended."] if missing else []))
     return Grid(f"separation_{task}", f"{SCALE_LABELS[scale]}{TITLES[task]}.", header, rows, notes)
 
@@ -107,10 +114,10 @@ def figure(task: str, records: list[Record], scale: str, folder: Path) -> tuple[
     )
     for column, size in enumerate(sizes):
         for i, layer in enumerate(NAMES):
-            found = sorted((r for r in records if (r["size"], r["layer"]) == (size, layer)), key=lambda r: r["heads"])
-            if found:
-                _curve(axes[0][column], found, "heads", i)
-                _curve(axes[1][column], found, "params", i)
+            curve = sorted((r for r in records if (r["size"], r["layer"]) == (size, layer)), key=lambda r: r["heads"])
+            if curve:
+                _curve(axes[0][column], curve, "heads", i)
+                _curve(axes[1][column], curve, "params", i)
         axes[0][column].set_title(f"{SIZE[task]} = {size}")
         axes[0][column].set_xlabel("heads")
         axes[1][column].set_xlabel("parameters")
@@ -123,18 +130,18 @@ def figure(task: str, records: list[Record], scale: str, folder: Path) -> tuple[
     return save(drawn, folder, f"separation_{task}")
 
 
-def _curve(axis: Any, found: list[Record], key: str, i: int) -> None:
-    layer, colour = NAMES[found[0]["layer"]], COLOURS[i]
-    x = [r[key] for r in found]
-    middle = [max(SMALLEST, median(r["unexplained"])) for r in found]
-    low = [m - max(SMALLEST, min(r["unexplained"])) for m, r in zip(middle, found, strict=True)]
-    high = [max(SMALLEST, *r["unexplained"]) - m for m, r in zip(middle, found, strict=True)]
+def _curve(axis: Any, records: list[Record], key: str, i: int) -> None:
+    layer, colour = NAMES[records[0]["layer"]], COLOURS[i]
+    x = [r[key] for r in records]
+    middle = [max(SMALLEST, median(r["unexplained"])) for r in records]
+    low = [m - max(SMALLEST, min(r["unexplained"])) for m, r in zip(middle, records, strict=True)]
+    high = [max(SMALLEST, *r["unexplained"]) - m for m, r in zip(middle, records, strict=True)]
     axis.errorbar(x, middle, yerr=(low, high), color=colour, marker=MARKERS[i], capsize=2, label=f"{layer}, learned")
-    floors = [(at, r["floor"]) for at, r in zip(x, found, strict=True) if None not in r["floor"]]
+    floors = [(at, r["floor"]) for at, r in zip(x, records, strict=True) if None not in r["floor"]]
     axis.plot(
         [at for at, _ in floors],
         [max(SMALLEST, median(f)) for _, f in floors],
         color=colour, linestyle=":", linewidth=1.2, label=f"{layer}, floor",
     )  # fmt: skip
     if key == "heads":
-        axis.axvline(found[0]["needed"], color=colour, linestyle="--", linewidth=0.7, label=f"{layer}, construction")
+        axis.axvline(records[0]["needed"], color=colour, linestyle="--", linewidth=0.7, label=f"{layer}, construction")

@@ -1,0 +1,175 @@
+"""Studies: the paper's theorems in float64, what gradient descent finds of them, and relation composition (paper D).
+
+Each study ends in a manifest OUT/NAME/NAME.json with tables and figures next to it; the report includes its fragment.
+A run of relation composition checkpoints at each validation in the state directory, and the separation stores each
+point there, so a killed job resumes.
+"""
+
+from iha.studies.relations import grid as relations
+from iha.studies.separation.grid import SeparationSlice
+from iha.studies.theory.statement import TheorySlice
+
+RELATION_RUNS = (
+    {
+        f"{task}/{relations.run_name(*key)}": (task, *key)
+        for task, *key in relations.runs(CFG.synthetic)
+    }
+    if CFG.synthetic
+    else {}
+)
+RELATION_TASKS = [t.name for t in CFG.synthetic.tasks] if CFG.synthetic else []
+RELATION_INPUTS = {
+    **{
+        f"synthetic_data:{task}": f"{OUT}/synthetic/{task}/data.json"
+        for task in RELATION_TASKS
+    },
+    **{f"synthetic_run:{run}": f"{OUT}/synthetic/{run}.json" for run in RELATION_RUNS},
+}
+PAGES = {
+    name: f"{OUT}/{name}/{name}.json" for name in ("theory", "relations", "separation")
+}
+
+register("theory", PAGES["theory"], TheorySlice())
+STUDY_INPUTS["study_theory"] = PAGES["theory"]
+if CFG.separation:
+    SEPARATION = SeparationSlice(scale=CFG.scale, separation=CFG.separation)
+    register("separation", PAGES["separation"], SEPARATION)
+    STUDY_INPUTS["study_separation"] = PAGES["separation"]
+for task in RELATION_TASKS:
+    register(
+        "synthetic_data",
+        RELATION_INPUTS[f"synthetic_data:{task}"],
+        relations.data_slice(CFG.synthetic, task),
+    )
+for run, key in RELATION_RUNS.items():
+    register(
+        "synthetic_train",
+        RELATION_INPUTS[f"synthetic_run:{run}"],
+        relations.train_slice(CFG.synthetic, *key),
+        {"data": RELATION_INPUTS[f"synthetic_data:{key[0]}"]},
+    )
+if CFG.synthetic:
+    register(
+        "synthetic_report",
+        PAGES["relations"],
+        relations.report_slice(CFG.scale, CFG.synthetic),
+        RELATION_INPUTS,
+    )
+    STUDY_INPUTS["study_relations"] = PAGES["relations"]
+
+
+wildcard_constraints:
+    task="[a-z0-9_]+",
+    run="[a-z0-9_]+-lr[^/]+-seed[0-9]+",
+
+
+rule theory:
+    output:
+        manifest=PAGES["theory"],
+    log:
+        f"{OUT}/logs/theory.log",
+    benchmark:
+        f"{OUT}/benchmarks/theory.tsv"
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        inputs="",
+        slice=dag.dump(TheorySlice()),
+        code=code("theory"),
+    message:
+        "Check the paper's theorems"
+    shell:
+        command("theory")
+
+
+rule separation:
+    output:
+        manifest=PAGES["separation"],
+    log:
+        f"{OUT}/logs/separation.log",
+    benchmark:
+        f"{OUT}/benchmarks/separation.tsv"
+    threads: CFG.runtime.threads
+    resources:
+        mem_mb=2000,
+        runtime=1440,
+    params:
+        inputs="",
+        slice=dag.dump(SEPARATION) if CFG.separation else "",
+        code=code("separation"),
+    message:
+        "Learn the separation of the theorems"
+    shell:
+        command("separation")
+
+
+rule synthetic_data:
+    output:
+        manifest=f"{OUT}/synthetic/{{task}}/data.json",
+    log:
+        f"{OUT}/logs/synthetic_data-{{task}}.log",
+    benchmark:
+        f"{OUT}/benchmarks/synthetic_data-{{task}}.tsv"
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        inputs="",
+        slice=lambda w: dag.dump(relations.data_slice(CFG.synthetic, w.task)),
+        code=code("synthetic_data"),
+    message:
+        "Generate relation composition data: {wildcards.task}"
+    shell:
+        command("synthetic_data")
+
+
+rule synthetic_train:
+    input:
+        data=f"{OUT}/synthetic/{{task}}/data.json",
+    output:
+        manifest=f"{OUT}/synthetic/{{task}}/{{run}}.json",
+    log:
+        f"{OUT}/logs/synthetic_train-{{task}}-{{run}}.log",
+    benchmark:
+        f"{OUT}/benchmarks/synthetic_train-{{task}}-{{run}}.tsv"
+    threads: CFG.runtime.threads
+    resources:
+        mem_mb=2000,
+        runtime=1440,
+    params:
+        inputs=named,
+        slice=lambda w: dag.dump(
+            relations.train_slice(CFG.synthetic, *RELATION_RUNS[f"{w.task}/{w.run}"])
+        ),
+        code=code("synthetic_train"),
+    message:
+        "Train on relation composition: {wildcards.task}, {wildcards.run}"
+    shell:
+        command("synthetic_train")
+
+
+rule synthetic_report:
+    input:
+        list(RELATION_INPUTS.values()),
+    output:
+        manifest=PAGES["relations"],
+    log:
+        f"{OUT}/logs/synthetic_report.log",
+    benchmark:
+        f"{OUT}/benchmarks/synthetic_report.tsv"
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        inputs=" ".join(f"{name}={path}" for name, path in RELATION_INPUTS.items()),
+        slice=(
+            dag.dump(relations.report_slice(CFG.scale, CFG.synthetic))
+            if CFG.synthetic
+            else ""
+        ),
+        code=code("synthetic_report"),
+    message:
+        "Write the page on relation composition"
+    shell:
+        command("synthetic_report")
