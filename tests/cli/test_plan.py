@@ -132,7 +132,8 @@ def test_relation_composition_is_priced_up_to_its_budget(capsys):
     made, study = plan(config), config.synthetic
     runs = [job for job in jobs(config) if job.rule == "synthetic_train"]
     assert len(runs) == len(grid.runs(study)) == 108
-    assert made["rules"]["synthetic_train"]["cpu_hours"] == pytest.approx(108 * (240 + 8) / 3600, rel=0.01)
+    budget = study.budget.flops
+    assert all(0.95 * budget < job.flops < 1.8 * budget for job in runs), "training, validations and a test"
     assert list(made["rules"]) == ["synthetic_data", "synthetic_train", "synthetic_report"]
     free = parse_config({"goal": "synthetic", "synthetic": {"budget": {"epochs": 2}}, "plan": {"total_gpus": 0}})
     priced = {job.name: job for job in jobs(free)}
