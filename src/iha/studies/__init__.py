@@ -1,1 +1,1 @@
-"""Studies beside the language models: theory, separation, relation composition. The core imports none of them."""
+"""Studies: theory, separation and relation composition. They import the core; the core imports none of them."""

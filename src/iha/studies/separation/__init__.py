@@ -1,1 +1,1 @@
-"""A learned test of the separation: what gradient descent finds with h heads where the theory says what h heads can."""
+"""A learned test of the separation: does gradient descent find what the theorems say that h heads can compute?"""

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from iha.config.studies import CountTask, FilterTask, LearnRecipe, SeparationConfig
-from iha.model.attention.iha import InterleavedHeadAttention, mix_heads
+from iha.model.attention import iha as algorithm
+from iha.model.attention.iha import InterleavedHeadAttention
 from iha.studies.separation.grid import Point, recipe
 from iha.studies.theory.layers import Layer, best_error, frame, iha, mha, powers
 
@@ -168,7 +169,7 @@ class Learner(nn.Module):
             return weight
         columns = weight.view(3, 1, layer.n_heads, layer.head_dim, -1).permute(0, 1, 4, 2, 3)
         alphas = (layer.alpha_q, layer.alpha_k, layer.alpha_v)
-        mixed = [mix_heads(part, alpha) for part, alpha in zip(columns.unbind(0), alphas, strict=True)]
+        mixed = [algorithm.mix_heads(part, alpha) for part, alpha in zip(columns.unbind(0), alphas, strict=True)]
         return torch.cat(mixed).permute(0, 2, 3, 4, 1).reshape(-1, weight.shape[1])
 
     def _read(self, weight: Tensor) -> Tensor:
@@ -177,7 +178,7 @@ class Learner(nn.Module):
         if not isinstance(layer, InterleavedHeadAttention):
             return weight
         rows = weight.view(1, weight.shape[0], layer.n_heads, layer.head_dim)
-        return mix_heads(rows, layer.collapse.permute(1, 2, 0)).flatten(2).squeeze(0)
+        return algorithm.mix_heads(rows, layer.collapse.permute(1, 2, 0)).flatten(2).squeeze(0)
 
 
 def learner(config: SeparationConfig, point: Point, seed: int) -> Learner:

@@ -1,4 +1,4 @@
-"""All statements, in the order of the paper, and as a table for people."""
+"""All statements and theorems in the order of the paper, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ THEOREMS = (
     ),
     Theorem(
         "Theorem 4",
-        "CPM-3 takes ceil(sqrt N) IHA heads and at most 37 N^2.5 parameters beside the MLP, MHA more than 3 N^3.",
+        "CPM-3 takes ceil(sqrt N) IHA heads and at most 37 N^2.5 parameters besides the MLP, MHA more than 3 N^3.",
         {"heads": "cpm-heads", "IHA's parameters": "cpm-iha-parameters", "MHA's parameters": "cpm-mha-parameters"},
         "Softmax at temperature 0, an MLP of N^2 units, sequences of full length. That MHA needs N heads is not shown.",
     ),

@@ -43,7 +43,7 @@ def _mha_bound() -> Statement:
         kind="lemma or count",
         source="Theorem 4",
         tried=f"N = 1..{LIMIT}, counted matrix by matrix",
-        reason="Each head brings one number, so its W_V has N + 1 entries, not (N + 1) N. That leaves "
+        reason="Each head copies one number, so its W_V has N + 1 entries, not (N + 1) N. That leaves "
         "2 N^3 + 3 N^2 + N, which is more than 3 N^3 only up to N = 3.",
         printed=float(len(broken)),
         corrected=max(abs(mha_attention(n) - (2 * n**3 + 3 * n**2 + n)) for n in range(1, LIMIT + 1)),
@@ -79,7 +79,7 @@ def _square_root() -> Statement:
         source="Theorem 4",
         tried=f"IHA / MHA, MLP included, at N = 100, 1000, 10000: {ratio(100):.2f}, {ratio(1000):.2f}, "
         f"{ratio(10_000):.2f}; attention only at N = 100: {iha_attention(100) / mha_attention(100):.2f}",
-        reason="The same MLP of about N^3 parameters stands in both totals, so their ratio tends to 1/3. The square "
+        reason="Both totals contain the same MLP of about N^3 parameters, so their ratio tends to 1/3. The square "
         "root is in the attention part alone.",
         printed=ratio(10_000) - 1 / 100,
         measure="ratio at N = 10,000 minus 1/sqrt N",

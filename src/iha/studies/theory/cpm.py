@@ -33,7 +33,7 @@ def shift(n: int, up: bool = True) -> Tensor:
 
 
 def workspace(x: Tensor, up: bool = True) -> Tensor:
-    """(N, s^2) of one IHA layer with s = ceil(sqrt N) heads: x_i and what stands after it, around the circle.
+    """(N, s^2) of one IHA layer with s = ceil(sqrt N) heads: x_i and the values after it, around the circle.
 
     x (N, 1). Softmax at temperature 0 over the P N stacked keys: one match per block of keys, so P ties.
     """
@@ -85,7 +85,7 @@ def _construction() -> Statement:
         kind="theorem",
         source="Theorem 4, B.3",
         tried=f"N = {', '.join(map(str, SIZES))}, G = 12, M = 5, six sequences each; softmax at temperature 0",
-        reason="The heads bring all N values to every position, each in a place of its own. A query matches one key in "
+        reason="The heads copy all N values to every position, each to its own place. A query matches one key in "
         "each of the P blocks, so the softmax ties P ways and the values carry the factor P. If N is no square the "
         "spare places repeat the first ones and the MLP leaves them out.",
         printed=max(cpm_gap(n) for n in SIZES),
@@ -190,18 +190,18 @@ def _padding() -> Statement:
     padded = perceptron(workspace(column([0, 0]))[:, :2], 12, 5)[:1]
     return judge(
         "cpm-padding",
-        "One layer made for N_max serves every N <= N_max.",
+        "One layer built for N_max also computes every N <= N_max.",
         kind="reading",
         source="Theorem 4",
         tried="N_max = 2, N = 1, padded with 0",
-        reason="The layer brings N_max values to every place and the MLP counts all of them. Nothing marks a pad.",
+        reason="The layer copies N_max values to every place and the MLP counts all of them. Padding is not marked.",
         printed=gap(padded, torch.tensor(count([0], 12, 5))),
         counterexample=Counterexample("N_max = 2, N = 1, x = (0): count", count([0], 12, 5)[0], float(padded)),
     )
 
 
 def histogram_gap(n: int, m: int, heads: int) -> float:
-    """Smallest difference between the head outputs of two sequences of other contents; 0: they cannot be told apart.
+    """Smallest difference between the head outputs of two sequences of different contents; 0: equal outputs.
 
     A softmax MHA layer on the scalars x with no positions; head h weighs value x by exp(h x / 2).
     """
@@ -233,7 +233,7 @@ def _necessity() -> Statement:
         tried=f"M = 3, N = 4, 6, 9: outputs of two softmax heads on the scalars x differ by {apart:.1e} at least "
         "between sequences of different contents",
         reason="The count depends on x_i and on how often each value occurs, not on places. M - 1 heads that weigh "
-        "values by exp(b x) tell all such histograms apart, one more brings x_i, and an MLP can read off the count: M "
+        "values by exp(b x) distinguish all such histograms, one more copies x_i, and an MLP can compute the count: M "
         "heads, whatever N is. N heads are what the paper's own construction takes.",
         printed=float(sum(max(0, n - enough) for n in sizes)),
         measure="heads too many at N = 4, 6, 9",

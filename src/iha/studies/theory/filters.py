@@ -130,8 +130,8 @@ def _bank() -> Statement:
         kind="theorem",
         source="Theorem 3, B.2",
         tried=f"k = 1..25, random directed A, N = {N}, d = {D}; softmax and 1/sqrt(d) off",
-        reason="Head h asks with A^((h-1)s), pseudo-key j answers with A^(j-1), and each value goes to a block of its "
-        "own, so the s products of one head stand side by side. For k that is no square the spare blocks hold powers "
+        reason="The queries of head h are A^((h-1)s), pseudo-key j is A^(j-1), and each value is routed to its own "
+        "block of columns, so the s products of one head are kept apart. If k is no square, the spare blocks contain powers "
         "up to A^(s^2 - 1).",
         printed=max(bank_gap(k) for k in BANKS),
     )
@@ -192,12 +192,12 @@ def _plain_values() -> Statement:
         kind="reading",
         source="4.2, Theorem 3",
         tried=f"H = P = 2, N = {N}, d = {D}; the output equals the sum of the two filters to {gap(found, sums):.0e}",
-        reason="The P blocks of keys stand in one row of scores, so their products with the values are added up. What "
+        reason="The P blocks of keys share one row of scores, so their products with the values are summed. What "
         "separates them in the construction is W_V, which sends each to its own block of a head P times as wide. "
         "Under softmax they also share one normalisation.",
         printed=min(gap(found[:, 0], wanted[:, 0]), gap(found[:, 0], wanted[:, 1])),
         corrected=bank_gap(4),
-        correction="Each pseudo-value is routed to a block of d columns of its own, in a head of width d P.",
+        correction="Each pseudo-value is routed to its own block of d columns, in a head of width d P.",
         counterexample=Counterexample(
             "one node, A = (2), X = (1), H = P = 2: first head",
             shown(wanted_bank(one, one / 2, 2)),
@@ -245,8 +245,8 @@ def _fewer_pseudo_heads() -> Statement:
         kind="ours",
         source="this project, after Theorem 3",
         tried=f"N = {N}, d = {D}",
-        reason="Head h asks with A^((h-1)P). Nothing in the construction needs P = H, and P = 2 has values two blocks "
-        "wide instead of three.",
+        reason="The queries of head h are A^((h-1)P). Nothing in the construction needs P = H, and P = 2 has values two "
+        "blocks wide instead of three.",
         printed=gap(iha_bank(a, x, 3, 2), wanted),
     )
 
@@ -315,7 +315,7 @@ def _lower_bound() -> Statement:
 
 
 def one_head_for_two(a: Tensor, x: Tensor, epsilon: float = 1e-9) -> Tensor:
-    """[X, A X] up to `epsilon` from one softmax-free MHA head, for a graph in which nobody reads node 1, (N, 2).
+    """[X, A X] up to `epsilon` from one softmax-free MHA head, for a graph in which no node reads node 1, (N, 2).
 
     Queries (A_i, x_i), keys (e_j, epsilon [j = 1]), values (x_j, [j = 1] / epsilon): the score of node 1 carries x_i.
     """
@@ -341,10 +341,10 @@ def _reading() -> Statement:
     small = gap(one_head_for_two(edge, x[:2, :1]), wanted_bank(edge, x[:2, :1], 2))
     return judge(
         "heads-needed-free",
-        "k polynomial filters need k MHA heads also where scores may depend on X (W_Q, W_K read the whole input).",
+        "k polynomial filters need k MHA heads also where scores may depend on X (W_Q, W_K read the full input).",
         kind="reading",
         source="Theorem 1, 3",
-        tried=f"[X, A X] from one head, N = {N}: error {missed:.0e}, and as small as one likes",
+        tried=f"[X, A X] from one head, N = {N}: error {missed:.0e}, which can be made arbitrarily small",
         reason="A score that depends on X can carry X itself past the attention pattern, to a value that is the same "
         "for all inputs. The bound of Theorem 1 is for scores that read positions only, and gradient descent finds "
         "the way around it (learned test of the separation).",

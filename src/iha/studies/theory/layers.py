@@ -1,7 +1,7 @@
-"""The project's attention layers as the theorems want them: float64, without mask, positions or softmax.
+"""The project's attention layers under the assumptions of the theorems: float64, without mask, positions or softmax.
 
-Only what a theorem takes away is replaced (mask, positions, softmax); projections, interleaving, collapse and the
-reference kernel are those that are trained.
+Only what a theorem excludes is replaced (mask, positions, softmax); projections, interleaving, collapse and the
+reference kernel are those that are trained. Also here: powers of a graph as attention operators.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 
 class OpenMask(Mask):
-    """Everybody sees everybody."""
+    """Every query sees every key."""
 
     def bias(self, like: Tensor) -> Tensor:
-        """Nothing is hidden."""
+        """No score is masked."""
         return like.new_zeros(1)
 
 
@@ -130,7 +130,7 @@ def gap(found: Tensor, wanted: Tensor) -> float:
 
 
 def shown(values: Tensor) -> list[float]:
-    """A small tensor for people: a flat list of four decimals."""
+    """A small tensor as a flat list, rounded to four decimals."""
     return [round(float(v), 4) + 0.0 for v in values.flatten()]
 
 

@@ -98,7 +98,7 @@ def _two_tokens(own: list[float], positions: Positions) -> tuple[float, float]:
 
 
 def echo(pseudo_heads: int, longest: int = 1000) -> int:
-    """Distance up to `longest` after which angles turn anew at P positions a token, but not at one.
+    """Distance up to `longest` after which the angles repeat at P positions per token, but not at one.
 
     P times it is the closest to a multiple of 2 pi among those that are a third of a turn away from one themselves.
     """
@@ -111,7 +111,7 @@ def echo(pseudo_heads: int, longest: int = 1000) -> int:
 
 
 def moved(module: Layer, pseudo_heads: int, distance: int) -> tuple[float, float]:
-    """Output at the last token while a marked one stands 6 tokens before it, and `distance` farther off.
+    """Output at the last token while a marked one is 6 tokens before it, and `distance` tokens farther away.
 
     One head of width 2; queries, keys and values of the other tokens are 0.
     """
@@ -157,11 +157,11 @@ def _virtual() -> Statement:
         f"output of RoPE-MHA changes by {min(wanted.values()):.2f} or more, that of 12 random IHA layers by "
         f"{max(found.values()):.0e} or less. The argument is for all weights, without a window, at any length; the "
         "numbers show its step",
-        reason="An IHA layer knows distances only by the angles P theta q. Some distance q brings all of them as near "
-        "to whole turns as one likes while the angles theta q of MHA stay a P-th of a turn away (for d > 2 by "
+        reason="An IHA layer knows distances only by the angles P theta q. At some distance q all of them are "
+        "arbitrarily close to whole turns while the angles theta q of MHA stay a P-th of a turn away (for d > 2 by "
         "Kronecker's theorem: the frequencies, powers of 500,000^(-2/d), and pi are independent over the rationals). "
-        "Moving a token by q then changes the output of any IHA layer by as small a share as one likes of what it "
-        "changes in RoPE-MHA. Had the P pseudo-tokens of a token one position, inclusion would be exact, but that is "
+        "Moving a token by q then changes the output of any IHA layer by an arbitrarily small share of its "
+        "effect in RoPE-MHA. Had the P pseudo-tokens of a token one position, inclusion would be exact, but that is "
         "another layer.",
         printed=min((wanted[p] - found[p]) / 2 for p in places),
         measure="error on one of the two inputs, at least",
