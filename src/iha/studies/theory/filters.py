@@ -131,8 +131,8 @@ def _bank() -> Statement:
         source="Theorem 3, B.2",
         tried=f"k = 1..25, random directed A, N = {N}, d = {D}; softmax and 1/sqrt(d) off",
         reason="The queries of head h are A^((h-1)s), pseudo-key j is A^(j-1), and each value is routed to its own "
-        "block of columns, so the s products of one head are kept apart. If k is no square, the spare blocks contain powers "
-        "up to A^(s^2 - 1).",
+        "block of columns, so the s products of one head are kept apart. If k is no square, the spare blocks contain "
+        "powers up to A^(s^2 - 1).",
         printed=max(bank_gap(k) for k in BANKS),
     )
 
@@ -245,8 +245,8 @@ def _fewer_pseudo_heads() -> Statement:
         kind="ours",
         source="this project, after Theorem 3",
         tried=f"N = {N}, d = {D}",
-        reason="The queries of head h are A^((h-1)P). Nothing in the construction needs P = H, and P = 2 has values two "
-        "blocks wide instead of three.",
+        reason="The queries of head h are A^((h-1)P). Nothing in the construction needs P = H, and P = 2 has values "
+        "two blocks wide instead of three.",
         printed=gap(iha_bank(a, x, 3, 2), wanted),
     )
 
