@@ -70,7 +70,7 @@ def main(state: Path, database: Path) -> None:
         browser.ask(CLICK.format(text="'Model training'"))
         photograph(browser, f"{here}{runs}?searchFilter={chosen}", "runs", ["iha/seed1", "global/seed1"])
         charts = f"{here}{runs}?searchFilter={chosen}&compareRunsMode=CHART"
-        photograph(browser, charts, "curves", ["pretrain/loss"], ENLARGE.format(text="'pretrain/loss'"), seconds=12)
+        photograph(browser, charts, "curves", ["loss/pretrain"], ENLARGE.format(text="'loss/pretrain'"), seconds=12)
         folds = [CLICK.format(text=json.dumps(text)) for text in ("Visualizations", "Parameters")]
         photograph(browser, f"{here}/#/compare-runs?{compared}", "compare", ["Comparing 5 Runs"], *folds)
         photograph(browser, f"{here}{runs}/{one.info.run_id}", "run", ["git.commit"])

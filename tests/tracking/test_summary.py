@@ -92,12 +92,12 @@ def test_a_summary_has_curves_costs_scores_and_the_variants_colour(finished):
         assert (run.info.run_name, run.info.status) == (f"{name}/seed1", "FINISHED")
         assert "mlflow.parentRunId" not in run.data.tags and run.data.tags["mlflow.runColor"] == COLOURS[i]
         assert run.data.params == {"variant": name, "seed": "1", "attention.kind": name}
-        points = client.get_metric_history(run.info.run_id, "pretrain/loss")
+        points = client.get_metric_history(run.info.run_id, "loss/pretrain")
         path = finished / f"state/smoke/runs/{name}/seed1/pretrain/metrics.jsonl"
         assert [(p.step, p.value) for p in points] == read_metrics(path)["loss"]
         expected = {
-            "pretrain/tokens": 3000, "pretrain/seconds": 15, "pretrain/flops": 60e12, "training/tokens": 4000,
-            "training/seconds": 20, "training/flops": 80e12, "parameters": 1000 + i, "ruler": 100 * SCORES[name],
+            "tokens/pretrain": 3000, "seconds/pretrain": 15, "train_flops/pretrain": 60e12, "tokens/total": 4000,
+            "seconds/total": 20, "train_flops/total": 80e12, "parameters": 1000 + i, "ruler": 100 * SCORES[name],
             "reasoning.sft/gsm8k/p1": 100 * SCORES[name], "reasoning.sft/gsm8k/gold_nll": 5.5,
         }  # fmt: skip
         assert {key: last[key] for key in expected} == pytest.approx(expected)
@@ -134,12 +134,12 @@ def test_of_a_stage_that_was_redone_the_summary_has_the_current_run(tmp_path, st
         stage(tmp_path, "iha", "pretrain", "runs/iha/seed1/pretrain", [(1, {"loss": loss})])
     assert import_runs(tmp_path / "state", uri(tmp_path))[0] == 2
     client, home, runs = summaries(tmp_path)
-    assert runs["iha"].data.metrics == {"pretrain/loss": 1.0}
+    assert runs["iha"].data.metrics == {"loss/pretrain": 1.0}
     assert len(client.search_runs([home], filter_string="tags.stage = 'pretrain'")) == 2
 
 
 def test_what_a_stage_did_not_measure_is_absent():
-    assert summary_metrics([("pretrain", {"loss": [(1, 2.0)]})]) == {"pretrain/loss": [(1, 2.0)]}
+    assert summary_metrics([("pretrain", {"loss": [(1, 2.0)]})]) == {"loss/pretrain": [(1, 2.0)]}
     found = summary_metrics([("words.base", {"a/p1": [(0, 0.5)], "system/x": [(3, 9.0)]})])
     assert found == {"words.base/a/p1": [(0, 50.0)]}
 

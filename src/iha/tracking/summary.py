@@ -27,6 +27,9 @@ CURVE = 1000
 #: Lengths of RULER's overall mean where all of them were run [spec 11]; otherwise every length.
 RULER_LENGTHS = frozenset({4096, 8192, 16_384})
 OFFICIAL = "official"
+#: What training costs, up to each step and in all. MLflow's page has a section of charts per first part of a name, in
+#: alphabetical order: losses are next to each other and before costs.
+COSTS = ("seconds", "tokens", "train_flops")
 
 Curve = list[tuple[int, float]]
 
@@ -108,18 +111,18 @@ def _attention(params: Mapping[str, Any]) -> dict[str, Any]:
 def summary_metrics(stages: Iterable[tuple[str, Mapping[str, Curve]]]) -> dict[str, Curve]:
     """Metrics of a summary from those of the stages of one variant and seed: name -> (step, value)."""
     found: dict[str, Curve] = {}
-    total = {"tokens": 0.0, "flops": 0.0, "seconds": 0.0}
+    total = dict.fromkeys(COSTS, 0.0)
     for stage, metrics in stages:
         if "loss" in metrics:
             curves = dict(_training_curves(metrics))
-            found |= {f"{stage}/{name}": thin(curve) for name, curve in curves.items()}
+            found |= {f"{name}/{stage}": thin(curve) for name, curve in curves.items()}
             for name in total:
                 total[name] += curves[name][-1][1] if name in curves else 0.0
         else:
             found |= {f"{stage}/{name}": curve for name, curve in _scores(metrics)}
             if (mean := ruler_mean(metrics)) is not None and stage.endswith(".long"):
                 found["ruler"] = [(0, mean)]
-    return found | {f"training/{name}": [(0, value)] for name, value in total.items() if value}
+    return found | {f"{name}/total": [(0, value)] for name, value in total.items() if value}
 
 
 def _training_curves(metrics: Mapping[str, Curve]) -> Iterator[tuple[str, Curve]]:
@@ -130,7 +133,7 @@ def _training_curves(metrics: Mapping[str, Curve]) -> Iterator[tuple[str, Curve]
     if seconds:
         yield "seconds", _cumulated(seconds)
     if seconds and rates:
-        yield "flops", _cumulated([(step, rates.get(step, 0.0) * 1e12 * value) for step, value in seconds])
+        yield "train_flops", _cumulated([(step, rates.get(step, 0.0) * 1e12 * value) for step, value in seconds])
 
 
 def _cumulated(points: Curve) -> Curve:
