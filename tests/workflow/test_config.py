@@ -141,7 +141,7 @@ def test_two_suites_of_one_name_need_two_models():
         parse_config({"evals": {"suites": [one, one]}})
 
 
-def test_snk_10_numbers_never_arrive_as_text(tmp_path):
+def test_numbers_never_arrive_as_text(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("pretrain: {lr: 3e-4, clip_norm: 1, eps: 1e-8}\n")
     recipe = load_config(path).pretrain
@@ -149,7 +149,7 @@ def test_snk_10_numbers_never_arrive_as_text(tmp_path):
     assert all(isinstance(x, float) for x in (recipe.lr, recipe.clip_norm, recipe.eps))
 
 
-def test_snk_10_a_rate_a_time_and_a_seed(tmp_path):
+def test_a_rate_a_time_and_a_seed(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("pretrain: {lr: 3e-4}\ntime: 12:30:00\nseeds: [010]\n")
     assert load_yaml(path)["time"] == "12:30:00"
@@ -162,7 +162,7 @@ def test_snk_10_a_rate_a_time_and_a_seed(tmp_path):
 
 
 @pytest.mark.parametrize(("one", "two"), [("0.1", "1e-1"), ("1.0", "1"), (".5", "0.50"), ("3e-4", "0.0003")])
-def test_snk_10_equal_numbers_dump_alike(tmp_path, one, two):
+def test_equal_numbers_dump_alike(tmp_path, one, two):
     dumps = []
     for i, number in enumerate((one, two)):
         path = tmp_path / f"{i}.yaml"

@@ -42,7 +42,7 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
     assert read_manifest(tmp_path / "m.json").facts == {"loss": None, "best": None}
 
 
-def test_snk_06_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
+def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
     final = tmp_path / "store.bin"
     final.write_text("old")
 
@@ -58,7 +58,7 @@ def test_snk_06_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
     assert list(tmp_path.iterdir()) == [final]
 
 
-def test_snk_06_a_killed_write_never_has_the_final_name(tmp_path):
+def test_a_killed_write_never_has_the_final_name(tmp_path):
     script = (
         "import os, sys, signal\nfrom pathlib import Path\nfrom iha.artifacts.manifest import atomic_path\n"
         "with atomic_path(Path(sys.argv[1])) as t:\n"

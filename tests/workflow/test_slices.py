@@ -181,7 +181,7 @@ print(json.dumps([slices(config), code]))
 """
 
 
-def test_snk_04_slices_and_fingerprints_do_not_depend_on_the_hash_seed():
+def test_slices_and_fingerprints_do_not_depend_on_the_hash_seed():
     def output(seed: str) -> str:
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(Path(__file__).parents[1])],

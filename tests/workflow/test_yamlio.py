@@ -1,4 +1,4 @@
-"""YAML scalars are what they look like (SNK-10), and a file that is no mapping is refused in one line."""
+"""YAML scalars are what they look like, and a file that is no mapping is refused in one line."""
 
 import math
 
@@ -28,7 +28,7 @@ def read(tmp_path):
         ("1_0.5", 10.5), (".inf", math.inf), ("1e", "1e"), ("e5", "e5"), ("-", None), ("0b1", "0b1"), ("1e400", math.inf),
     ],
 )  # fmt: skip
-def test_snk_10_scalars(read, text, value):
+def test_scalars(read, text, value):
     if text == "-":
         value = [None]
     got = read(f"a: {text}\n" if text != "-" else "a:\n  -\n")["a"]

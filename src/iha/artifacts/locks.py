@@ -1,9 +1,8 @@
-"""What Snakemake leaves behind when its process is killed.
+"""Locks that a killed Snakemake leaves behind.
 
-Snakemake leaves its lock behind when it is killed with SIGKILL and then refuses to start. The lock is removed here
-only if the process that took it is known to be dead on this very machine, and locks of other workflows in the same
-folder are left alone; in every other case Snakemake's own message, which names `snakemake --unlock`, stands (SNK-12).
-Outputs of jobs that ended unnoticed are made again by `rerun-incomplete` of the workflow's profile (SNK-06).
+After SIGKILL, Snakemake leaves its lock and then refuses to start. The lock is removed here only if the process that
+took it is known to be dead on this very machine; locks of other workflows in the same folder are left alone. In every
+other case the user sees Snakemake's own message, which names `snakemake --unlock`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def _boot() -> str:
 
 
 def _records(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Who holds locks in `folder`, by file; those that cannot be read are nobody's."""
+    """Owners of locks in `folder`, by file; records that cannot be read are ignored."""
     for path in sorted((folder / "controllers").glob("*.json")):
         try:
             owner = dict(json.loads(path.read_text()))
@@ -46,7 +45,7 @@ def _records(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _dead(owner: dict[str, Any]) -> bool:
-    """Whether the process was of this machine, and is gone."""
+    """Whether the process ran on this machine and has ended."""
     here = owner.get("host") == socket.gethostname() and owner.get("boot") == _boot()
     return here and _started(int(owner.get("pid", -1))) != owner.get("started")
 
@@ -59,7 +58,7 @@ def _held(folder: Path) -> set[str]:
 def claim(folder: Path) -> None:
     """Record this process as the one that took the locks in `folder` (.snakemake) that no other process holds.
 
-    The record goes when the process ends in any way but SIGKILL.
+    The record is removed when the process ends in any way but SIGKILL.
     """
     pid, locks = os.getpid(), folder / "locks"
     mine = {path.name for path in locks.glob("*")} - _held(folder)
@@ -82,7 +81,7 @@ def release_stale_locks(folder: Path) -> bool:
             continue
         stale = [folder / "locks" / name for name in owner.get("locks", ()) if name not in held]
         if any(path.exists() for path in stale):
-            print(f"Removing the lock left by snakemake process {owner['pid']}, which is gone.", file=sys.stderr)
+            print(f"Removing the lock of snakemake process {owner['pid']}, which has ended.", file=sys.stderr)
             removed = True
         for path in (*stale, record):
             path.unlink(missing_ok=True)

@@ -40,7 +40,7 @@ def test_paper_plans_its_whole_dag(folder):
     assert jobs["evaluate"] == 5 * (5 + 4 + 3)
 
 
-def test_snk_09_every_rule_states_its_resources_and_what_it_does():
+def test_every_rule_states_its_resources_and_what_it_does():
     """From the rules themselves: a dry run prints no resources of a rule that has a message."""
     text = "\n".join(path.read_text() for path in sorted((ROOT / "workflow" / "rules").glob("*.smk")))
     rules = dict(re.findall(r"^rule (\w+):\n(.*?)(?=^\S|\Z)", text, re.S | re.M))

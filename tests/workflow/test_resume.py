@@ -48,7 +48,7 @@ def _disturbed(folder, how, step):
     return settled(process, folder), _newest_checkpoint(folder)
 
 
-def test_snk_01_disturbed_in_pretraining_goes_on_at_the_next_step(tmp_path, prepared, undisturbed):
+def test_disturbed_in_pretraining_goes_on_at_the_next_step(tmp_path, prepared, undisturbed):
     """kill -9 of snakemake, of everything, of the job; Ctrl-C, which saves; SIGTERM, which lets the job end."""
     folder, reached = shutil.copytree(prepared, tmp_path / "run"), 0
     for how in ("controller", "group", "SIGINT", "job", "SIGTERM"):

@@ -4,11 +4,15 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 
 import pytest
-from dag import BIN, ROOT, checkout, edit_config, planned, snakemake
+import settings
+from dag import BIN, ROOT, checkout, planned, snakemake
 
 from iha.artifacts.manifest import read_manifest, sha256_file
+from iha.config.load import load_config, parse_config
+from iha.planning import dag
 
 pytestmark = [pytest.mark.xdist_group("dag"), pytest.mark.slow]
 
@@ -83,17 +87,12 @@ def test_all_variants_saw_the_same_stream(finished):
             assert facts[0]["data_digest"] == facts[1]["data_digest"]
 
 
-@pytest.mark.parametrize("seed", ["1", "2"])
-def test_snk_04_a_second_run_has_nothing_to_do(finished, seed):
-    assert planned(snakemake(finished, "-n", PYTHONHASHSEED=seed)) == {}
-
-
-def test_snk_03_touching_a_small_manifest_reruns_nothing(finished):
+def test_a_second_run_has_nothing_to_do_whatever_the_hash_seed_and_the_times_of_manifests(finished):
     (finished / "results" / "micro" / "data" / "pretrain.json").touch()
-    assert planned(snakemake(finished, "-n")) == {}
+    assert planned(snakemake(finished, "-n", PYTHONHASHSEED="2")) == {}
 
 
-def test_snk_07_a_deleted_manifest_is_made_again(finished):
+def test_a_deleted_manifest_is_written_again(finished):
     path = finished / "results" / "micro" / "data" / "items.json"
     text = path.read_text()
     path.unlink()
@@ -101,13 +100,15 @@ def test_snk_07_a_deleted_manifest_is_made_again(finished):
     path.write_text(text)
 
 
-def test_snk_06_a_half_shard_is_refused_also_without_snakemakes_own_records(finished, tmp_path):
+def test_a_damaged_file_stops_the_job_that_reads_it_and_the_next_start_writes_it_again(finished, tmp_path):
+    """Also without Snakemake's own records: the size stays, so only the digest shows it."""
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy, ignore=shutil.ignore_patterns(".snakemake", "src-*"))
-    shard = copy / "state/micro/data/pretrain/shard_00000.ds"
-    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    shard, target = copy / "state/micro/data/pretrain/shard_00000.ds", "results/micro/runs/global/seed1/pretrain.json"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     shutil.rmtree(copy / "state/micro/runs/global/seed1/pretrain")
-    target = "results/micro/runs/global/seed1/pretrain.json"
+    before = read_manifest(copy / target)
     (copy / target).unlink()
     done = snakemake(copy, target, check=False)
     assert done.returncode != 0
@@ -115,62 +116,105 @@ def test_snk_06_a_half_shard_is_refused_also_without_snakemakes_own_records(fini
     assert shard.name in log
     assert "Traceback" not in log
     assert not (copy / target).exists()
+    assert planned(snakemake(copy, "-n", target)) == {"tokenise": 1, "pretrain": 1}
+    snakemake(copy, target)
+    assert shard.read_bytes() == whole
+    assert read_manifest(copy / target).metadata["weights_sha256"] == before.metadata["weights_sha256"]
 
 
-EVERYTHING_TRAINED = TRAINING | {"evaluate", "report"}
-#: One key of each reach; that every key reaches its own stages only is asked in test_slices.py, without Snakemake.
-KEYS = {
-    "pretrain__lr": (1e-3, EVERYTHING_TRAINED),
-    "extend__lr": (2e-4, {"extend", "evaluate", "report"}),
-    "sft__lr": (2e-5, {"sft", "evaluate", "report"}),
-    "tokenizer__train_bytes": (150000, EVERYTHING_TRAINED | {"tokenizer", "tokenise", "contamination", "ruler"}),
-    "data__extend__max_tokens": (19000, {"tokenise", "contamination", "extend", "evaluate", "report"}),
-    "evals__limit": (1, {"items", "contamination", "ruler", "evaluate", "report"}),
-    "evals__ruler_samples": (1, {"ruler", "evaluate", "report"}),
-    "match": ("tokens", {"flops", "extend", "sft", "evaluate", "report"}),
-    "runtime__device": ("cpu", set()),
-}
+BASE = load_config(ROOT / "tests" / "configs" / "micro.yaml")
+#: Keys that move every path, so that all runs in another place.
+PLACES = {"experiment", "runtime.results_dir"}
 
 
-@pytest.mark.parametrize("key", sorted(KEYS))
-def test_snk_02_a_config_key_reruns_its_rules_and_no_others(finished, key):
-    value, rules = KEYS[key]
-    jobs = planned(snakemake(finished, "-n", config=str(edit_config(finished, **{key: value}))))
-    assert set(jobs) == rules
+def _groups():
+    """Keys by the stages that they declare, if these are few: what several declare is the union."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for key, _, stages in settings.keys(BASE):
+        if key not in PLACES and len(stages) <= 1:
+            groups.setdefault(tuple(sorted(stages)), []).append(key)
+    return groups
 
 
-def _edited_source(folder, path, edit):
-    """PYTHONPATH of a copy of the sources with one file changed."""
-    target = folder / f"src-{path.replace('/', '-')}-{abs(hash(edit))}"
+def _changed(keys):
+    config = BASE
+    for key, value, _ in [*settings.keys(config)]:
+        changes = settings.other(config, key, value) if key in keys else None
+        if changes is not None:
+            config = parse_config(settings.changed(config, changes))
+    return config
+
+
+def _affected(config):
+    """Jobs whose slice differs from the base's, and all that read their results: by stage."""
+    before, after, affected = dag.jobs(BASE), dag.jobs(config), set()
+    for path, job in after.items():
+        if job.slice != before[path].slice or not affected.isdisjoint(job.inputs.values()):
+            affected.add(path)
+    return dict(Counter(after[path].stage for path in affected))
+
+
+@pytest.mark.parametrize("stages", sorted(_groups()), ids="-".join)
+def test_the_keys_of_a_stage_rerun_it_and_what_reads_its_results_and_nothing_else(finished, stages):
+    """New keys are among them by themselves; that each alone reaches its stages is tested in test_slices.py."""
+    config = _changed(_groups()[stages])
+    (finished / "changed.yaml").write_text(config.model_dump_json())
+    affected = _affected(config)
+    assert bool(affected) == bool(stages)
+    assert planned(snakemake(finished, "-n", config="changed.yaml")) == affected
+
+
+def test_without_snakemakes_records_the_same_jobs_run(finished, tmp_path):
+    config, records = _changed(["pretrain.lr"]), finished / ".snakemake"
+    (finished / "changed.yaml").write_text(config.model_dump_json())
+    aside = records.rename(tmp_path / "records")
+    try:
+        assert planned(snakemake(finished, "-n")) == {}
+        done = snakemake(finished, "-n", config="changed.yaml")
+        assert planned(done) == _affected(config)
+        assert "recipe.lr" in done.stderr
+    finally:
+        shutil.rmtree(records, ignore_errors=True)
+        aside.rename(records)
+
+
+def test_a_deleted_table_is_written_again(finished):
+    table = finished / "results" / "micro" / "report" / "table1.md"
+    text = table.read_text()
+    table.unlink()
+    try:
+        assert planned(snakemake(finished, "-n")) == {"report": 1}
+    finally:
+        table.write_text(text)
+
+
+def _edited_source(folder, edits):
+    """PYTHONPATH of a copy of the sources with a line added to some files."""
+    target = folder / f"src-{len(edits)}-{'-'.join(edits).replace('/', '-')}"
     shutil.copytree(ROOT / "src", target, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    file = target / "iha" / path
-    file.write_text(edit(file.read_text()))
+    for path, line in edits.items():
+        file = target / "iha" / path
+        file.write_text(f"{file.read_text()}\n{line}\n")
     return str(target)
 
 
-def _comment(text):
-    return text + "\n# a remark\n"
-
-
-def _statement(text):
-    return text + "\n_EDITED = 1\n"
+NOTHING = {"train/loop.py": "# a remark", "tracking/__init__.py": "_EDITED = 1", "artifacts/progress.py": "_EDITED = 1"}
 
 
 @pytest.mark.parametrize(
-    ("path", "edit", "rules"),
+    ("edits", "rules"),
     [
-        ("train/loop.py", _comment, set()),
-        ("stages/ruler.py", _statement, {"ruler", "evaluate", "report"}),
-        ("stages/sft.py", _statement, {"sft", "evaluate", "report"}),
-        ("stages/report.py", _statement, {"report"}),
-        ("attention/iha.py", _statement, EVERYTHING_TRAINED | {"theory"}),
+        (NOTHING, {}),
+        ({"stages/ruler.py": "_EDITED = 1"}, {"ruler": 1, "evaluate": 2, "report": 1}),
+        (
+            {"model/attention/iha.py": "_EDITED = 1"},
+            {"pretrain": 1, "extend": 1, "sft": 1, "evaluate": 3, "theory": 1, "report": 1},
+        ),
     ],
 )
-def test_editing_code_reruns_what_can_reach_it(finished, path, edit, rules):
-    done = snakemake(finished, "-n", PYTHONPATH=_edited_source(finished, path, edit))
-    assert set(planned(done)) == rules
-    if path == "attention/iha.py":
-        assert planned(done)["pretrain"] == 1, "only the variant whose code changed"
+def test_editing_code_reruns_what_can_reach_it(finished, edits, rules):
+    """Comments, and what cannot change a number, rerun nothing; a variant's code reruns that variant alone."""
+    assert planned(snakemake(finished, "-n", PYTHONPATH=_edited_source(finished, edits))) == rules
 
 
 def test_numbers_carry_their_source_and_count(finished):
