@@ -13,9 +13,9 @@ import pytest
 from iha.artifacts.manifest import Manifest, file_entry
 from iha.config.schema import RULER_TASKS, TokenizerConfig
 from iha.data import needles
+from iha.data.needles import categories
 from iha.data.tokenizer import Tokenizer
 from iha.data.tokenizer_build import build
-from iha.data.vocabulary import categories
 from iha.errors import ConfigError, DataError, UserError
 from iha.evals.ruler import questions, tasks
 from iha.evals.ruler.items import Sizer, generate, item_path, prompt, read_items, write_items

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from iha.artifacts.manifest import Manifest, file_entry
-from iha.data.stamps import write_stamps
+from iha.data.store import write_stamps
 from iha.errors import CheckpointError, DataError
 from iha.train.distributed import World
-from iha.train.run import OTHER_CODE, check_data, claim
+from iha.train.recipes import check_data
+from iha.train.run import OTHER_CODE, claim
 
 ALONE = World(0, 1, torch.device("cpu"))
 BEGUN = {"slice": {"recipe": {"lr": 1e-3}}, "inputs": {"store": "aa"}}

@@ -68,7 +68,7 @@ def test_every_rule_has_log_benchmark_and_one_shell_line():
         ({"runtime": {"tracking_uri": "./mlruns"}}, ["runtime.tracking_uri", "./mlruns", "sqlite:///"]),
         (
             {"data": {"pretrain": {"sources": [{"kind": "files", "paths": ["nowhere/*.jsonl"]}]}}},
-            ["data.pretrain.sources.0.paths", "nowhere/*.jsonl", "match no file"],
+            ["data.pretrain.sources.0.paths", "nowhere/*.jsonl", "matches no file"],
         ),
     ],
 )

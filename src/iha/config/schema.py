@@ -265,6 +265,10 @@ class HubSource(Frozen):
     weight: Annotated[float, Field(gt=0)] = Field(1.0, description="share of documents drawn from this source")
 
 
+#: Endings of the files that a corpus is read from.
+TEXT_FILES = (".jsonl", ".jsonl.gz", ".parquet", ".txt")
+
+
 class FileSource(Frozen):
     """Local .jsonl, .jsonl.gz, .parquet or .txt files (a .txt file is one document)."""
 

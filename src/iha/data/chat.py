@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from iha.data.tokenizer import Tokenizer, mend
+from iha.data.files import replace_surrogates
+from iha.data.tokenizer import Tokenizer
 from iha.errors import DataError
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
@@ -35,13 +36,18 @@ def conversation(record: Any) -> list[dict[str, str]] | None:
     for turn in record:
         if not isinstance(turn, Mapping):
             return None
-        role = _ROLES.get(str(turn.get("role", turn.get("from"))))
-        content = turn.get("content", turn.get("value"))
+        # Where a file holds both layouts, a table pads the columns of the other one with null.
+        role = _ROLES.get(str(_first(turn, "role", "from")))
+        content = _first(turn, "content", "value")
         if role is None or not isinstance(content, str):
             return None
-        messages.append({"role": role, "content": mend(content)})
+        messages.append({"role": role, "content": replace_surrogates(content)})
     answered = any(m["role"] == "assistant" and m["content"].strip() for m in messages)
     return messages if answered else []
+
+
+def _first(turn: Mapping[str, Any], *names: str) -> Any:
+    return next((turn[name] for name in names if turn.get(name) is not None), None)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ label mask (``.mask``, uint8) and document numbers (``.doc``, uint16) beside eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from iha.artifacts.manifest import Manifest, verify_files
+from iha.artifacts.manifest import FileEntry, Manifest, verify_files, write_json
+from iha.data.files import stamp
 from iha.errors import DataError
 
 Array = npt.NDArray[Any]
+#: Size and modification time of each file of a store, by which a training run notices changed files without reading
+#: a terabyte.
+Stamps = dict[str, list[int]]
 SUFFIX_TYPES: dict[str, np.dtype[Any]] = {
     "mask": np.dtype(np.uint8),
     "doc": np.dtype(np.uint16),
@@ -110,3 +115,29 @@ class TokenStore:
     def document_ends(self, shard: int) -> Array:
         """Offset of the token after each document of a shard (datatrove's ``.index``)."""
         return self._shards("index")[shard]
+
+
+def stamps(files: Mapping[str, FileEntry], state: Path) -> Stamps:
+    """Stamp of each file; empty for one that does not exist."""
+    return {name: stamp(state / entry.path) for name, entry in files.items()}
+
+
+def write_stamps(files: Mapping[str, FileEntry], state: Path, earlier: Collection[str] = ()) -> None:
+    """Record the stamps of files that were written and hashed just now, so not of those from an `earlier` start."""
+    noted = {name: found for name, found in stamps(files, state).items() if name not in earlier}
+    write_json(_place(files, state), noted)
+
+
+def read_stamps(files: Mapping[str, FileEntry], state: Path) -> Stamps:
+    """The stamps recorded when the files were written; empty if there are none."""
+    try:
+        found: Stamps = json.loads(_place(files, state).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _place(files: Mapping[str, FileEntry], state: Path) -> Path:
+    """A file beside the store's folder: the manifest holds no times."""
+    folder = (state / next(iter(files.values())).path).parent
+    return folder.with_name(f"{folder.name}.stamps.json")

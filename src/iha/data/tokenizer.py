@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from iha.data.files import replace_surrogates
 from iha.errors import DataError
 
 BOS = "<|begin_of_text|>"
@@ -149,7 +150,7 @@ class _Tiktoken:
         try:
             ids: Ids = self._encoding.encode_to_numpy(text, disallowed_special=())
         except UnicodeEncodeError:
-            return self.encode(mend(text))
+            return self.encode(replace_surrogates(text))
         return ids
 
     def decode(self, ids: list[int]) -> str:
@@ -172,16 +173,11 @@ class _Tokenizers:
         try:
             return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
         except (UnicodeEncodeError, TypeError):
-            return self.encode(mend(text))
+            return self.encode(replace_surrogates(text))
 
     def decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
-
-
-def mend(text: str) -> str:
-    """Replace lone surrogates (half of a broken emoji) by U+FFFD, so that the text has a UTF-8 form."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -20,6 +21,8 @@ from iha.artifacts.manifest import atomic_path, write_json
 from iha.config.schema import TokenizerConfig
 from iha.data.tokenizer import BOS, CONTROL, EOS, EOT, PAD, PATTERN, Tokenizer, read_ranks, write_ranks
 from iha.errors import DataError
+
+log = logging.getLogger("iha")
 
 #: Llama 3's chat layout, with the assistant's part between generation marks (SFT-01).
 CHAT_TEMPLATE = (
@@ -40,6 +43,9 @@ TORTURE = (
     "\u0645\u0631\u062d\u0628\u0627 \U0001f468\u200d\U0001f469\u200d\U0001f467 aaaaaaaaa          b !!!???\n\n\n"
     "<|eot_id|> <|end_of_text|> \u2028 \ufeff #include <x>\n\tdef f(x):\n        return x**2\n" + " " * 83 + "\n" * 7
 )
+
+#: Characters that Unicode normalisation (NFC, NFKC) or lower-casing changes.
+UNNORMALISED = "e\u0301 \ufb01 \u2460 \u212b ABC "
 
 
 @cache
@@ -204,6 +210,9 @@ def _hub_spec(name: str) -> dict[str, Any]:
             f"tokenizer.name: {name!r} has a tokenizer.json that is none ({type(error).__name__}: {error}). Allowed: "
             f"one with added_tokens and model.vocab. Change it in the config file."
         ) from error
+    if limits := [name for name in ("truncation", "padding") if spec.get(name) is not None]:
+        log.warning("tokenizer.name: %r sets %s; switched off, since it would change documents.", name, limits)
+        spec |= dict.fromkeys(limits)
     for token in spec["added_tokens"]:  # Llama 3.0 calls it reserved; 3.1 gave the same id its name
         if PAD not in names and token["content"] == "<|reserved_special_token_2|>":
             token["content"] = PAD
@@ -234,8 +243,28 @@ def save(spec: dict[str, Any], config: TokenizerConfig, folder: Path) -> Tokeniz
         "fast": False,
     }
     meta["fast"] = _try_ranks(spec, folder, meta)
+    _check_round_trip(Tokenizer(folder, meta), config)
     write_json(folder / "ids.json", meta)
     return Tokenizer.load(folder)
+
+
+def _check_round_trip(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
+    """Refuse a tokenizer that cuts, pads, normalises or samples: a long text must come back from the same ids."""
+    text = (TORTURE + UNNORMALISED) * 40
+    ids = tokenizer.encode_text(text)
+    if tokenizer.encode_text(text) != ids:
+        raise DataError(
+            f"tokenizer: {config.kind} {config.name!r} encodes the same text to different ids (dropout?). Allowed: a "
+            f"deterministic one. Change it in the config file."
+        )
+    back = tokenizer.decode(ids)
+    if back != text:
+        place = next((i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back)))
+        raise DataError(
+            f"tokenizer: {config.kind} {config.name!r} does not give a text back: {len(text)} characters became "
+            f"{len(ids)} ids and then {len(back)} characters, which differ from character {place} on (a normalizer, a "
+            f"decoder, or an unknown token?). Allowed: one that keeps text as it is. Change it in the config file."
+        )
 
 
 def _try_ranks(spec: dict[str, Any], folder: Path, meta: dict[str, Any]) -> bool:

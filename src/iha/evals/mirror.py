@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from iha.artifacts.manifest import atomic_path, sha256_file
 from iha.config.schema import FileSource, HubSource, Source
-from iha.data.files import matching
+from iha.data.files import matching, read_records
 from iha.errors import DataError
 from iha.evals.ruler import questions
 
@@ -239,31 +239,8 @@ def _read(folder: Path, *patterns: str) -> list[tuple[str, dict[str, Any]]]:
     for pattern in patterns:
         paths = sorted(folder.glob(pattern))
         if paths:
-            return _records(paths[0])
+            return list(read_records(paths[0]))
     raise DataError(f"evals.items_dir: {folder} has no {patterns[0]}; one JSON item per line in the hub's columns.")
-
-
-def _records(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Items of a file of JSON lines, with their places; a byte order mark is ignored.
-
-    Raises:
-        DataError: a line is not UTF-8, not JSON, or no object.
-    """
-    records = []
-    for number, line in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        if not line.strip():
-            continue
-        place = f"{path}, line {number}"
-        try:
-            row = json.loads(line.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise DataError(f"evals.items_dir: {place}: not UTF-8 ({error}). Convert the file to UTF-8.") from error
-        except ValueError as error:
-            raise DataError(f"evals.items_dir: {place}: not JSON ({error}). Correct or replace the file.") from error
-        if not isinstance(row, dict):
-            raise DataError(f"evals.items_dir: {place}: no JSON object; needed: one item per line.")
-        records.append((place, row))
-    return records
 
 
 def _from_package() -> Splits:

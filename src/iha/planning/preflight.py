@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from iha.config.schema import SPLITS, BookSource, Config, DocstringSource, FileSource, Source
+from iha.config.schema import SPLITS, TEXT_FILES, BookSource, Config, DocstringSource, FileSource, Source
 from iha.config.yaml import load_yaml
 from iha.errors import ConfigError
 from iha.planning import bubblewrap
@@ -120,8 +120,12 @@ def _corpora(config: Config) -> Iterator[str]:
 
 def _source(source: Source, field: str) -> Iterator[str]:
     if isinstance(source, FileSource):
-        if not any(Path(name).is_file() for pattern in source.paths for name in glob(pattern, recursive=True)):  # noqa: PTH207 (absolute)
-            yield f"{field}.paths is {list(source.paths)}, which match no file; allowed: patterns from {Path.cwd()}"
+        for pattern in source.paths:
+            names = sorted(name for name in glob(pattern, recursive=True) if Path(name).is_file())  # noqa: PTH207 (absolute)
+            if not names:
+                yield f"{field}.paths: {pattern!r} matches no file; allowed: patterns from {Path.cwd()}"
+            if unknown := [name for name in names if not name.lower().endswith(TEXT_FILES)]:
+                yield f"{field}.paths: {unknown[0]!r} is of no known kind; allowed: {', '.join(TEXT_FILES)}"
     elif isinstance(source, DocstringSource):
         for package in source.packages:
             if not package.isidentifier() or find_spec(package) is None:

@@ -13,7 +13,7 @@ def body(part: TokeniseSlice, context: Context) -> StageResult:
     context.verify("tokenizer")
     tokenizer = Tokenizer.load(context.state / "tokenizer")
     built = tokenise.build(part, tokenizer, context.state, context.threads, context.code)
-    return StageResult(files=built.files, metadata=built.facts)
+    return StageResult(files=built.files, metadata=built.metadata)
 
 
 def main() -> None:

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from iha.artifacts.faults import fault_point
-from iha.artifacts.manifest import sync_folder
+from iha.artifacts.manifest import Manifest, sync_folder, verify_files, write_json
 from iha.artifacts.run import RESUMABLE, Context, StageResult
 from iha.config.schema import Budget
 from iha.data.loader import Batches
-from iha.data.store import TokenStore
+from iha.data.store import TokenStore, read_stamps, stamps
 from iha.errors import ConfigError, DataError, UserError
 from iha.model.files import load_model, save_model
 from iha.model.transformer import Transformer, build_model
@@ -105,8 +105,34 @@ def _enter(this: Run, held: ExitStack) -> dict[str, Any]:
     failure = this.world.broadcast(failure)
     if failure is not None:
         raise failure
-    run.check_data(this.folder, record, this.context.inputs["store"], this.context.state, this.world)
+    check_data(this.folder, record, this.context.inputs["store"], this.context.state, this.world)
     return record
+
+
+def check_data(folder: Path, record: dict[str, Any], store: Manifest, state: Path, world: World) -> None:
+    """Refuse data that changed in place: files touched since they were written, or last checked here, are hashed.
+
+    All ranks call it and share the files: hashing a terabyte takes one of them more than ten minutes.
+
+    Raises:
+        DataError: a file is not what its manifest describes; on every rank.
+    """
+    now = stamps(store.files, state)
+    before = record.get("stamps") or read_stamps(store.files, state)
+    touched = [name for name in store.files if before.get(name) != now[name]] if world.is_main else []
+    touched.sort(key=lambda name: -store.files[name].bytes)
+    mine = world.broadcast(touched)[world.rank :: world.size]
+    failure: DataError | None = None
+    try:
+        verify_files(store.model_copy(update={"files": {name: store.files[name] for name in mine}}), state, deep=True)
+    except DataError as error:
+        failure = error
+    for result in world.gather(failure):
+        if result is not None:
+            raise result
+    if world.is_main:
+        record["stamps"] = now
+        write_json(folder / run.RECORD, record)
 
 
 def _train(this: Run, stop: StopFlag, record: dict[str, Any]) -> StageResult:

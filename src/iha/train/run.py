@@ -17,14 +17,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from iha.artifacts.manifest import Manifest, verify_files, write_json
-from iha.data.stamps import read_stamps, stamps
-from iha.errors import CheckpointError, DataError, UserError
-
-if TYPE_CHECKING:
-    from iha.train.distributed import World
+from iha.artifacts.manifest import Manifest, write_json
+from iha.errors import CheckpointError, UserError
 
 log = logging.getLogger("iha")
 #: Set to 1 to resume an unfinished run with other code than it began with (the manifest then lists both).
@@ -118,32 +114,6 @@ def claim(folder: Path, run_key: dict[str, Any], code: str) -> dict[str, Any]:
     record["attempts"] += 1
     write_json(folder / RECORD, record)
     return record
-
-
-def check_data(folder: Path, record: dict[str, Any], store: Manifest, state: Path, world: World) -> None:
-    """Refuse data that changed in place: files touched since they were written, or last checked here, are hashed.
-
-    All ranks call it and share the files: hashing a terabyte takes one of them more than ten minutes.
-
-    Raises:
-        DataError: a file is not what its manifest describes; on every rank.
-    """
-    now = stamps(store.files, state)
-    before = record.get("stamps") or read_stamps(store.files, state)
-    touched = [name for name in store.files if before.get(name) != now[name]] if world.is_main else []
-    touched.sort(key=lambda name: -store.files[name].bytes)
-    mine = world.broadcast(touched)[world.rank :: world.size]
-    failure: DataError | None = None
-    try:
-        verify_files(store.model_copy(update={"files": {name: store.files[name] for name in mine}}), state, deep=True)
-    except DataError as error:
-        failure = error
-    for result in world.gather(failure):
-        if result is not None:
-            raise result
-    if world.is_main:
-        record["stamps"] = now
-        write_json(folder / RECORD, record)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

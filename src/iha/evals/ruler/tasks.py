@@ -20,8 +20,7 @@ from typing import Literal, Protocol
 
 from iha.config.schema import RULER_TASKS
 from iha.data.files import read_rows
-from iha.data.needles import NEEDLE, NOISE, PREFIX, QUESTION, hide, lines
-from iha.data.vocabulary import distinct, words
+from iha.data.needles import NEEDLE, NOISE, PREFIX, QUESTION, distinct, hide, lines, words
 from iha.errors import ConfigError, DataError
 from iha.evals.ruler.questions import Corpus, read_questions
 

@@ -123,7 +123,7 @@ def test_sft_targets_are_the_labelled_tokens_and_stay_within_a_document(packed):
     tok, batches = tokenizer(), Batches(packed, 48, packed.n_tokens // 48, seed=1)
     batch = batches.batch(0)
     labelled = batch.targets != IGNORE_INDEX
-    assert labelled.sum() == packed.facts["n_labels"]
+    assert labelled.sum() == packed.metadata["n_labels"]
     assert torch.equal(batch.targets[:, :-1][labelled[:, :-1]], batch.tokens[:, 1:][labelled[:, :-1]])
     assert not labelled[:, -1].any()
     crossing = batch.doc_ids[:, :-1] != batch.doc_ids[:, 1:]

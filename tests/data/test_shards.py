@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from itertools import accumulate
 from random import Random
 
@@ -14,12 +13,11 @@ from datalab import build, chat_slice, text_slice, text_store, tokenizer, write_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iha.data import order, vocabulary
+from iha.data import needles, order
 from iha.data.chat import conversation
-from iha.data.shards import Counts, Piece, Progress, clear
-from iha.data.stamps import read_stamps, stamp, stamps, write_stamps
-from iha.data.stream import Mark, Tokens
-from iha.data.workers import BATCH_CHARS, Encoder, Job, batches
+from iha.data.files import stamp
+from iha.data.store import read_stamps, stamps, write_stamps
+from iha.data.tokenise import BATCH_CHARS, Build, Counts, Encoder, EncoderSettings, Mark, Piece, Tokens, batches, clear
 from iha.errors import DataError
 
 CAT = "cat cat"  # 2 tokens, 4 with BOS and EOS
@@ -49,7 +47,7 @@ def test_a_document_of_just_the_least_length_is_kept(tmp_path, least, kept):
 @pytest.mark.parametrize(("limit", "length"), [(3, 3), (4, 4), (5, 5), (6, 6), (7, 6), (None, 6)])
 def test_tok_04_a_document_is_cut_to_just_its_limit_and_ends_in_eos(limit, length):
     tok = tokenizer()
-    ids = Encoder(Job(tok.folder, 0, limit)).document("cat cat cat cat").tolist()
+    ids = Encoder(EncoderSettings(tok.folder, 0, limit)).document("cat cat cat cat").tolist()
     assert len(ids) == length and ids[0] == tok.bos and ids[-1] == tok.eos
     assert ids[1:-1] == tok.encode_text("cat cat cat cat")[: length - 2]
 
@@ -66,7 +64,7 @@ def test_batches_hold_every_document_once_in_order(sizes):
 
 def test_the_corpus_digest_sees_content_order_and_boundaries(tmp_path):
     def digest(name, *texts):
-        return text_store(tmp_path / name, list(texts)).facts["corpus_sha256"]
+        return text_store(tmp_path / name, list(texts)).metadata["corpus_sha256"]
 
     found = [digest("a", "cat", "hats"), digest("b", "hats", "cat"), digest("c", "cathats"), digest("d", "cat", "hatS")]
     assert len(set(found)) == 4 and digest("e", "cat", "hats") == found[0]
@@ -101,7 +99,9 @@ def test_a_packed_store_has_no_journal_left_and_a_plain_one_neither(tmp_path):
 
 
 def progress(folder, key="k"):
-    made = Progress(key, Mark(3, 8, 1, 0, "ab"))
+    made = Build(
+        key, Mark(3, 8, 1, 0, 0, "ab", ({"documents": 3, "tokens": 8, "empty": 1, "broken": 0, "replaced": 0},))
+    )
     made.add(folder, folder, Piece(np.asarray([1, 9, 2], np.uint16)), iter(()), 10)
     made.save(folder)
     return made
@@ -109,10 +109,10 @@ def progress(folder, key="k"):
 
 def test_a_journal_comes_back_as_it_was_and_only_for_its_own_build(tmp_path):
     made = progress(tmp_path)
-    assert Progress.load(tmp_path, "k", tmp_path) == made
+    assert Build.load(tmp_path, "k", tmp_path) == made
     assert made.counts == Counts(n_docs=1, n_tokens=3, max_id=9)
     for key, folder in (("other", tmp_path), ("k", tmp_path / "none")):
-        assert Progress.load(folder, key, tmp_path) == Progress(key)
+        assert Build.load(folder, key, tmp_path) == Build(key)
 
 
 @pytest.mark.parametrize("change", ["[]", "{}", '"x"', "mark", "counts"])
@@ -121,7 +121,7 @@ def test_a_journal_of_another_layout_starts_afresh(tmp_path, change):
     path = tmp_path / "progress.json"
     raw = json.loads(path.read_text())
     path.write_text(change if change not in raw else json.dumps({**raw, change: {"unknown": 1}}))
-    assert Progress.load(tmp_path, "k", tmp_path) == Progress("k")
+    assert Build.load(tmp_path, "k", tmp_path) == Build("k")
 
 
 def test_a_shard_that_cannot_be_written_leaves_no_file(tmp_path):
@@ -130,7 +130,7 @@ def test_a_shard_that_cannot_be_written_leaves_no_file(tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        Progress("k").add(tmp_path, tmp_path, Piece(np.asarray([1], np.uint16)), dying(), 10)
+        Build("k").add(tmp_path, tmp_path, Piece(np.asarray([1], np.uint16)), dying(), 10)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -198,26 +198,20 @@ def test_reads_at_both_ends_of_a_store(tmp_path):
             store.read(start, length)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 2**128 - 1))
-def test_identifiers_are_those_of_the_library(bits):
-    assert vocabulary._uuid(bits) == str(uuid.UUID(int=bits, version=4))
-
-
 @pytest.mark.parametrize("kind", ["numbers", "words", "uuids"])
 def test_drawn_values_differ_from_each_other_and_from_those_in_use(kind):
     taken = set()
-    first = vocabulary.distinct(Random(1), kind, 400, taken)
-    second = vocabulary.distinct(Random(1), kind, 400, taken)
+    first = needles.distinct(Random(1), kind, 400, taken)
+    second = needles.distinct(Random(1), kind, 400, taken)
     assert len({*first, *second}) == 800 == len(taken)
-    assert vocabulary.distinct(Random(1), kind, 0, taken) == []
-    assert first == vocabulary.distinct(Random(1), kind, 400, set())
+    assert needles.distinct(Random(1), kind, 0, taken) == []
+    assert first == needles.distinct(Random(1), kind, 400, set())
     assert kind != "numbers" or all(len(v) == 7 and v.isdigit() for v in first)
 
 
 def test_the_words_are_sorted_and_each_stands_once():
-    assert list(vocabulary.words()) == sorted(set(vocabulary.words()))
-    assert set(vocabulary.categories()["verb"]) <= set(vocabulary.words())
+    assert list(needles.words()) == sorted(set(needles.words()))
+    assert set(needles.categories()["verb"]) <= set(needles.words())
 
 
 def test_nothing_left_names_every_reason(tmp_path):

@@ -15,9 +15,9 @@ from datalab import TEXT, WORDS, build, chat_slice, shard_bytes, text_slice, tex
 
 from iha.artifacts.manifest import FileEntry, Manifest, read_manifest, verify_files
 from iha.data import files as found_files
-from iha.data import tokenise, workers
-from iha.data.shards import Piece, Progress
+from iha.data import tokenise
 from iha.data.store import TokenStore
+from iha.data.tokenise import Build, Piece
 from iha.errors import DataError
 
 PARENT = os.getpid()
@@ -52,7 +52,7 @@ def test_tok_04_boundaries_survive_truncation_and_blank_documents(tmp_path):
 
 def wide_store(state, ids, vocab_size=128_256, **changed):
     """A store written from ids, without a tokenizer."""
-    built = Progress("")
+    built = Build("")
     built.add(state, state, Piece(np.asarray(ids, np.uint32)), iter(()), 10)
     facts = {"dtype": "uint32", "seq_len": 0, "vocab_size": vocab_size, "eos": 128_001, "shards": built.shards}
     facts |= {"max_id": built.counts.max_id} | changed
@@ -120,7 +120,7 @@ def test_max_tokens_stops_after_a_whole_document(tmp_path):
 
 
 def test_what_is_read_ahead_for_workers_is_not_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "BATCH_CHARS", 10)
+    monkeypatch.setattr(tokenise, "BATCH_CHARS", 10)
     rows = [row for i in range(50) for row in ({"text": f"cat {i}"}, {"text": ""}, b"{")]
     part = text_slice(write_rows(tmp_path / "a.jsonl", rows), max_tokens=20)
     facts = [build(part, tmp_path / str(n), n).facts for n in (1, 3)]
@@ -151,7 +151,7 @@ def ten(folder):
 
 
 def test_tok_05_each_document_once_and_the_same_bytes_for_1_and_4_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "BATCH_CHARS", 30)
+    monkeypatch.setattr(tokenise, "BATCH_CHARS", 30)
     part = ten(tmp_path / "in")
     one, four = (build(part, tmp_path / str(n), n) for n in (1, 4))
     assert one.facts == four.facts
@@ -170,7 +170,7 @@ def test_tok_05_the_same_bytes_for_a_reversed_listing(tmp_path, monkeypatch):
     assert shard_bytes(tmp_path / "straight") == shard_bytes(tmp_path / "reversed")
 
 
-def _suicidal(self, batch, first=workers.Encoder.__call__, parent=PARENT):
+def _suicidal(self, batch, first=tokenise.Encoder.__call__, parent=PARENT):
     """Dies with SIGKILL on its second batch, in a worker."""
     if os.getpid() != parent and getattr(self, "worked", False):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -179,10 +179,10 @@ def _suicidal(self, batch, first=workers.Encoder.__call__, parent=PARENT):
 
 
 def test_tok_05_the_same_bytes_after_a_worker_is_killed(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(workers, "BATCH_CHARS", 30)
+    monkeypatch.setattr(tokenise, "BATCH_CHARS", 30)
     part = ten(tmp_path / "in")
     build(part, tmp_path / "whole")
-    monkeypatch.setattr(workers.Encoder, "__call__", _suicidal)
+    monkeypatch.setattr(tokenise.Encoder, "__call__", _suicidal)
     build(part, tmp_path / "killed", 2)
     assert "a tokenising process died" in caplog.text
     assert shard_bytes(tmp_path / "whole") == shard_bytes(tmp_path / "killed")
@@ -194,8 +194,8 @@ def _doomed(self, batch):
 
 def test_workers_that_always_die_end_in_one_message(tmp_path, monkeypatch):
     part = ten(tmp_path / "in")
-    monkeypatch.setattr(workers.Encoder, "__call__", _doomed)
-    monkeypatch.setattr(workers, "RESTARTS", 0)
+    monkeypatch.setattr(tokenise.Encoder, "__call__", _doomed)
+    monkeypatch.setattr(tokenise, "RESTARTS", 0)
     with pytest.raises(DataError, match=r"a tokenising process died 1 times.*runtime\.workers"):
         build(part, tmp_path, 2)
 
@@ -235,7 +235,7 @@ def test_tok_05_the_same_bytes_after_the_whole_stage_is_killed(tmp_path):
     assert not psutil.wait_procs(children, timeout=10)[1], "workers outlive their parent"
     for path in state.glob("data/pretrain/shard_*.ds"):
         assert path.stat().st_size >= 2 * 20_000, "half a shard under its final name"
-    assert "going on after" in stage(part, state).communicate()[1]
+    assert "resuming after" in stage(part, state).communicate()[1]
     clean = build(part, tmp_path / "clean")
     assert shard_bytes(state) == shard_bytes(tmp_path / "clean")
     manifest = read_manifest(state / "m.json")
@@ -293,7 +293,7 @@ def test_a_packed_store_has_labels_and_documents_beside_each_token(tmp_path):
 
 
 def test_workers_change_nothing_in_a_packed_store(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "BATCH_CHARS", 50)
+    monkeypatch.setattr(tokenise, "BATCH_CHARS", 50)
     turns = [[{"role": "user", "content": "hats"}, {"role": "assistant", "content": "e " * (i % 9)}] for i in range(40)]
     part = chat_slice(write_rows(tmp_path / "chat.jsonl", [{"conversations": t} for t in turns]), 32, 64)
     one, three = (build(part, tmp_path / str(n), n) for n in (1, 3))
@@ -315,14 +315,14 @@ class Killed(Exception):
 
 def stop_after(monkeypatch, shards):
     """A build ends without a word after so many shards."""
-    whole = Progress.save
+    whole = Build.save
 
     def save(self, folder):
         whole(self, folder)
         if len(self.shards) == shards:
             raise Killed
 
-    monkeypatch.setattr(Progress, "save", save)
+    monkeypatch.setattr(Build, "save", save)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -335,8 +335,10 @@ def test_a_build_goes_on_after_its_last_shard_with_the_same_manifest(tmp_path, m
         stop_after(patch, shards)
         build(part, tmp_path / "cut")
     encoded = []
-    first = workers.Encoder.__call__
-    monkeypatch.setattr(workers.Encoder, "__call__", lambda self, batch: (encoded.extend(batch), first(self, batch))[1])
+    first = tokenise.Encoder.__call__
+    monkeypatch.setattr(
+        tokenise.Encoder, "__call__", lambda self, batch: (encoded.extend(batch), first(self, batch))[1]
+    )
     assert build(part, tmp_path / "cut", workers_then) == clean
     assert shard_bytes(tmp_path / "cut") == shard_bytes(tmp_path / "clean")
     if workers_then == 1:
@@ -350,7 +352,7 @@ def test_a_build_that_had_only_to_write_its_manifest_encodes_nothing_twice(tmp_p
     with monkeypatch.context() as patch, pytest.raises(Killed):
         stop_after(patch, 1)
         build(part, tmp_path / "cut")
-    monkeypatch.setattr(workers.Encoder, "__call__", None)
+    monkeypatch.setattr(tokenise.Encoder, "__call__", None)
     assert build(part, tmp_path / "cut") == clean
 
 
@@ -377,6 +379,6 @@ def test_another_build_is_not_continued(tmp_path, monkeypatch, caplog, change):
     built = tokenise.build(other, tokenizer(), state, 1, "other" if change == "code" else "code")
     clean = tokenise.build(other, tokenizer(), tmp_path / "clean", 1)
     assert built == clean
-    assert "going on" not in caplog.text
+    assert "resuming" not in caplog.text
     assert ("shard_00000.ds: not as it was written" in caplog.text) == (change in ("cut", "bit", "gone"))
     assert shard_bytes(state) == shard_bytes(tmp_path / "clean")

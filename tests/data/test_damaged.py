@@ -54,8 +54,8 @@ def test_a_bit_error_in_a_zipped_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    [b"[" * 100_000, b'{"text": "\xff"}', b'{"text": "a", "n": ' + b"9" * 5000 + b"}", b"3", b"null", b'"text"', b"{}"],
-    ids=range(7),
+    [b"[" * 100_000, b'{"text": "a", "n": ' + b"9" * 5000 + b"}", b"3", b"null", b'"text"', b"{}"],
+    ids=range(6),
 )
 def test_a_record_that_cannot_be_read_is_counted_and_the_next_one_read(tmp_path, line):
     tally = Tally()
@@ -96,7 +96,7 @@ def test_a_folder_is_no_file_and_a_file_met_twice_counts_once(tmp_path):
 def test_a_row_that_is_not_json_is_named_by_its_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n\n{"a":\n')
-    with pytest.raises(DataError, match=r"rows\.jsonl, line 3: not JSON .*Mend the line or replace the file"):
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 3: not JSON .*Correct the line"):
         read_rows(path)
     path.write_text('{"a": 1}\r\n\n2')
     assert read_rows(path) == [{"a": 1}, 2]
@@ -127,7 +127,7 @@ def test_generated_sources_give_as_many_as_asked_and_tasks_take_turns(form):
 
 
 def test_needles_are_no_conversations(tmp_path):
-    with pytest.raises(DataError, match=r"'needles'.*no usable chat document \(0 blank, 2 broken\)"):
+    with pytest.raises(DataError, match=r"needles: no usable chat document \(0 blank, 2 broken\)"):
         list(documents(NeedleSource(kind="needles", count=2), form="chat"))
 
 
