@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from iha.train import loop as module
-from iha.train.loop import Progress
+from iha.train import progress as module
+from iha.train.progress import Progress
 
 METRICS = {"loss": 2.5, "grad_norm": 1.25, "lr": 3e-4}
 

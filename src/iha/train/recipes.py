@@ -31,8 +31,9 @@ from iha.tracking import Tracker
 from iha.tracking.tracker import Status
 from iha.train import distributed, run
 from iha.train.distributed import World, full_tensor
-from iha.train.loop import PEAK_FLOPS, Callback, Progress, StopFlag, Trainer, prepare
+from iha.train.loop import Callback, StopFlag, Trainer, prepare
 from iha.train.optimizer import AdamW
+from iha.train.progress import PEAK_FLOPS, Progress
 
 log = logging.getLogger("iha")
 
