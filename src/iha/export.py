@@ -149,7 +149,7 @@ def flat_sources(spec: type[AttentionSpec]) -> dict[str, str]:
     """File name -> text of all the model code that one variant needs."""
     own = (spec.__module__, spec.module.partition(":")[0])
     specs = [f"iha.variants.{name}" for name in BUILTIN]
-    carried = frozenset(m for m in reachable(MODELING, *specs, *own) if "." in m or m in own)
+    carried = frozenset(m for m in reachable(MODELING, *specs, *own, neutral=True) if "." in m or m in own)
     files = {f"{flat_name(module)}.py": _rewritten(module, carried) for module in sorted(carried)}
     entry = f"{flat_name(MODELING)}.py"
     copies = [*(flat_name(m) for m in sorted(carried - {MODELING})), IMPORTLIB]

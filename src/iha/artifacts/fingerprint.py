@@ -197,27 +197,27 @@ def _packages(modules: Iterable[str]) -> set[str]:
     return {".".join(n.split(".")[:i]) for n in modules for i in range(1, n.count(".") + 1)}
 
 
-def _closure(entries: tuple[str, ...], root: Path) -> Iterator[tuple[str, str]]:
-    """Name and digest of every module in the import closure of the entries, neutral ones left out."""
+def _closure(entries: tuple[str, ...], root: Path, neutral: bool = False) -> Iterator[tuple[str, str]]:
+    """Name and digest of every module in the import closure of the entries, `neutral` ones only on request."""
     inside = _inside(entries, root)
     seen: set[str] = set()
     queue = [*entries, *(package for package in _packages(entries) if find_module(package, root))]
     while queue:
         module = queue.pop()
-        if module not in seen and not _neutral(module):
+        if module not in seen and (neutral or not _neutral(module)):
             seen.add(module)
             digest, imports = _module(module, root, inside)
             queue.extend(imports)
             yield module, digest
 
 
-def reachable(*entries: str, root: Path = ROOT) -> tuple[str, ...]:
+def reachable(*entries: str, root: Path = ROOT, neutral: bool = False) -> tuple[str, ...]:
     """The modules that count as code of the entry modules, sorted.
 
     Those in their import closure that are of this package, of the entries' own packages, or next to such an entry, and
-    can change a number.
+    can change a number; with `neutral` also those that cannot, which the code needs to run.
     """
-    return tuple(sorted(module for module, _ in _closure(entries, root)))
+    return tuple(sorted(module for module, _ in _closure(entries, root, neutral)))
 
 
 def code_fingerprint(*entries: str, root: Path = ROOT) -> str:
