@@ -16,17 +16,17 @@ DECIDED = {"Specify a conda environment or container for each rule."}
 def main() -> None:
     """Print every other suggestion; exit 1 if there is one."""
     command = [str(Path(sys.executable).parent / "snakemake"), "--lint"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     where, entries = "", []
-    for line in (said.stdout + said.stderr).splitlines():
+    for line in (done.stdout + done.stderr).splitlines():
         if line.startswith("Lints for "):
             where = line.removeprefix("Lints for ").rstrip(":")
         elif line.startswith("    * "):
             entries.append((where, line.removeprefix("    * ").removesuffix(":")))
     if not entries:
-        sys.exit(f"{' '.join(command)} gave no answer that is understood here:\n{said.stdout}{said.stderr}")
+        sys.exit(f"{' '.join(command)} printed no lints that this script understands:\n{done.stdout}{done.stderr}")
     rest = [f"{where}: {title}" for where, title in entries if title not in DECIDED]
-    print(f"snakemake --lint: {len(entries)} remarks, {len(rest)} to mend")
+    print(f"snakemake --lint: {len(entries)} remarks, {len(rest)} to fix")
     if rest:
         sys.exit("\n".join(rest))
 

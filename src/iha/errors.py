@@ -1,8 +1,8 @@
-"""Errors a user is meant to read: one message, no traceback."""
+"""Errors for the user: one message, no traceback."""
 
 
 class UserError(Exception):
-    """Something the user can mend. The message names field, value, what is allowed and where to change it."""
+    """Something the user can fix. The message names field, value, what is allowed and where to change it."""
 
 
 class ConfigError(UserError):

@@ -3,7 +3,7 @@
 from iha.evals.mirror import local_files
 
 
-# No job waits for the store (an `ancient` input would hide changed params from Snakemake); it is made first.
+# No job waits for the store (an `ancient` input would hide changed params from Snakemake); it runs first.
 rule tracking:
     input:
         unpack(inputs("tracking")),
@@ -95,7 +95,7 @@ rule tokenise:
         command("tokenise")
 
 
-# Files of the user, no manifests: a change of one makes the items again.
+# Files of the user, no manifests: a change of one collects the items again.
 rule items:
     input:
         unpack(inputs("items")),

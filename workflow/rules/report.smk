@@ -1,4 +1,4 @@
-"""The paper's tables and figures, ours beside the paper's, and one page to read."""
+"""The paper's tables and figures, our numbers next to the paper's, and one page to read."""
 
 REPORT = JOBS[manifest("report")]
 REPORT.inputs.update(STUDY_INPUTS)

@@ -1,4 +1,4 @@
-"""How long work shows that it moves: one line on a terminal, a line now and then in a log."""
+"""Progress reporting for long-running jobs: one live line on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ QUIET = (10.0, 600.0)
 
 
 class Line:
-    """Where the progress of `total` things is told; silent unless `shown`."""
+    """Reports the progress of `total` things; silent unless `shown`."""
 
     def __init__(self, label: str, total: int, shown: bool = True) -> None:
         self._label, self._total, self._shown = label, total, shown
-        self._began = self._said = time.perf_counter()
+        self._began = self._last = time.perf_counter()
         self._live = _terminal(label, total) if shown and sys.stderr.isatty() else None
 
     def show(self, done: int, text: str, more: str = "", unit: str = "") -> None:
@@ -31,13 +31,13 @@ class Line:
 
     def _due(self) -> bool:
         now, (shortest, longest) = time.perf_counter(), QUIET
-        if now - self._said < min(longest, max(shortest, (now - self._began) / 20)):
+        if now - self._last < min(longest, max(shortest, (now - self._began) / 20)):
             return False
-        self._said = now
+        self._last = now
         return True
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Release the terminal."""
         if self._live is not None:
             self._live.stop()
 

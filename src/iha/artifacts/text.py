@@ -17,7 +17,7 @@ def size(count: float) -> str:
     if not count:
         return "-"
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:  # from there on three digits would say 1e+03
+        if count < 999.5:  # three digits would print 1e+03 from here on
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{amount(count)} TB"

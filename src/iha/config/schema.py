@@ -216,7 +216,7 @@ class SftRecipe(Recipe):
 
 
 class EngineConfig(Frozen):
-    """How a training step is computed. Changes rounding, so it is part of what a run depends on."""
+    """How a training step is computed. Changes rounding, so runs depend on it."""
 
     precision: Literal["bf16", "fp32"] = Field("bf16", description="autocast type; state stays fp32 [paper 5.1]")
     compile: bool = Field(True, description="torch.compile per block")
@@ -545,7 +545,7 @@ class PlanConfig(Frozen):
         15.0, description="10^9 FLOP/s of one CPU core in the small models of the studies; measured 6 to 19 under load"
     )
     update_seconds: Cost = Field(0.004, description="of an update of such a model, however small: its calls")
-    start_seconds: Cost = Field(120.0, description="imports, compilation, first batch of a training or evaluation")
+    start_seconds: Cost = Field(120.0, description="imports, compilation, first batch of a training run or evaluation")
     small_seconds: Cost = Field(30.0, description="a job that only prepares: ledger, items, tracking store, report")
     price_per_gpu_hour: Cost = Field(3.0, description="in `currency`")
     price_per_core_hour: Cost = Field(0.03, description="in `currency`; jobs without a GPU")

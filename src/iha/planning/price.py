@@ -29,8 +29,8 @@ BATCH_TOKENS = 131_072
 PROCESS_BYTES = 4e8
 #: Items of the benchmarks as published; `evals.limit` may cut them.
 ITEMS = {"gsm8k": 1319, "math500": 500, "mbpp": 500, "humaneval": 164}
-#: Bytes that a training's journal gains per step, as measured.
-JOURNAL_BYTES = 300
+#: Bytes that the metrics file of a training run gains per step, as measured.
+METRICS_BYTES = 300
 #: Bytes of a kept answer per token of it, compressed.
 SAMPLE_BYTES = 4
 
@@ -39,7 +39,7 @@ SAMPLE_BYTES = 4
 class Job:
     """One job; `name` is also that of its log and benchmark file.
 
-    `memory`: bytes of one rank (GPU memory, or the process's on CPU). `checkpoint_bytes`: most that lies on disk at
+    `memory`: bytes of one rank (GPU memory, or the process's on CPU). `checkpoint_bytes`: most that is on disk at
     once, final weights included. `data_bytes`: token stores, items and samples. `state`: place of the checkpoints in
     the experiment's state directory.
     """
@@ -119,7 +119,7 @@ class Machine:
         if stated and batch % stated:
             raise ConfigError(
                 f"plan.gpus.{stage} is {stated}; allowed: a divisor of {stage}.global_batch, {batch} "
-                f"(a training refuses ranks that its batch does not divide over)."
+                f"(training refuses ranks that its batch does not divide over)."
             )
         return stated
 
@@ -202,7 +202,7 @@ class Machine:
 
 
 def language_jobs(config: Config) -> list[Job]:
-    """Jobs of the language models and of what is known beside them, each after those it waits for."""
+    """Jobs of the language models, each after those it waits for."""
     return [*_prepare(config), *_train(config), *_evaluate(config)]
 
 
@@ -226,8 +226,8 @@ def _prepare(config: Config) -> Iterator[Job]:
         yield small(config, "contamination", f"contamination-{split}", (store.name, "items"), tokens)
     for length, tasks in dag.ruler_lengths(config).items():
         tokens = len(tasks) * config.evals.ruler_samples * length
-        made = small(config, "ruler", f"ruler-{length}", ("tokenizer", "items"), tokens, cores=1)
-        yield replace(made, data_bytes=4.0 * tokens)
+        job = small(config, "ruler", f"ruler-{length}", ("tokenizer", "items"), tokens, cores=1)
+        yield replace(job, data_bytes=4.0 * tokens)
 
 
 def _train(config: Config) -> Iterator[Job]:
@@ -258,7 +258,7 @@ def _training(
         seconds=config.plan.start_seconds + steps * machine.step_seconds(stage),
         memory=machine.training_memory(stage),
         checkpoint_bytes=machine.checkpoint_bytes(stage),
-        log_bytes=LOG_BYTES + JOURNAL_BYTES * steps,
+        log_bytes=LOG_BYTES + METRICS_BYTES * steps,
         tokens=steps * tokens,
         flops=float(steps * machine.step_flops(stage)),
         flops_12lds=float(steps * tokens * machine.model.twelve_lds(recipe.seq_len)),
@@ -333,7 +333,7 @@ def jobs(config: Config) -> list[Job]:
 
 
 def critical_path(jobs: list[Job]) -> tuple[float, list[str]]:
-    """Longest chain of jobs that wait for one another: its seconds and their names. Jobs stand after their parents."""
+    """Longest chain of jobs that wait for one another: its seconds and their names. Jobs come after their parents."""
     ends: dict[str, float] = {}
     through: dict[str, str | None] = {}
     for job in jobs:
@@ -445,7 +445,7 @@ def plan(config: Config) -> dict[str, Any]:
 
     `rules`: sums by rule; `total`: sums, wall time on the GPUs there are; `critical_path`: the longest chain if there
     were GPUs for all; `trainings`: speed of the language models by stage and variant. Hours, bytes, kWh and the
-    config's currency. `actual` stands beside the predictions of the jobs that have run.
+    config's currency. `actual` is given next to the prediction for jobs that have run.
 
     Raises:
         ConfigError: a batch does not divide over its GPUs.

@@ -1,4 +1,4 @@
-"""Which results no longer match the configuration, the code, their inputs or their files: told by the manifests alone.
+"""Which results no longer match the configuration, the code, their inputs or their files, from the manifests alone.
 
 Snakemake decides from its own records in `.snakemake`, which are lost when a folder is moved or cleaned. A manifest
 records its slice, its code and its inputs, so the same decision can be made without them. Free of torch.
@@ -89,7 +89,7 @@ def _needed(jobs: dict[str, Job], targets: Collection[str]) -> set[str]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A manifest as it is on disk; None if there is none, or none that can be read: its reader says so."""
+    """A manifest as it is on disk; None if it is missing or cannot be read, which the stage that reads it reports."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError):

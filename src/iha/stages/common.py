@@ -1,4 +1,4 @@
-"""The frame of every stage: arguments in, one manifest out, errors as one line."""
+"""The frame of every stage: arguments in, one manifest out, errors as one message."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def run(stage: str, slice_type: type[S], body: Callable[[S, Context], StageResul
             code=args.code,
         )
         origin = git_state(ROOT)
-        made = body(part, context)
+        result = body(part, context)
         manifest = Manifest(
             stage=stage,
             slice=part.model_dump(mode="json"),
             code=args.code,
             parents=parents,
-            files=made.files,
-            metadata=made.metadata,
-            run_id=made.run_id,
+            files=result.files,
+            metadata=result.metadata,
+            run_id=result.run_id,
         )
         write_manifest(args.output, manifest)
         write_json(args.state / ORIGINS / f"{sha256_file(args.output)}.json", {"stage": stage, **origin})

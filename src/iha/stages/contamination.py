@@ -1,4 +1,4 @@
-"""Stage contamination: which evaluation items stand in the training text of a split. Stops nothing; the report says."""
+"""Stage contamination: which evaluation items occur in the training text of a split. The report shows it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def body(part: ContaminationSlice, context: Context) -> StageResult:
 def questions(items: Manifest, context: Context) -> dict[str, str]:
     """Question of every test item by ``task/number``."""
     found: dict[str, str] = {}
-    for task in items.facts["tasks"]:
+    for task in items.metadata["tasks"]:
         path = context.state / items.files[f"{task}_test"].path
         for number, row in enumerate(read_rows(path)):
             found[f"{task}/{number}"] = row[QUESTION[task]]

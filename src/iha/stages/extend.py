@@ -1,4 +1,4 @@
-"""Stage extend: go on from the pretrained weights at the long context, windows unchanged in tokens."""
+"""Stage extend: train the pretrained weights further at the long context, windows unchanged in tokens."""
 
 from __future__ import annotations
 

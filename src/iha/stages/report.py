@@ -1,4 +1,4 @@
-"""Stage report: the paper's tables and figures, ours beside the paper's, and one page to read."""
+"""Stage report: the paper's tables and figures, our numbers next to the paper's, and one page to read."""
 
 from __future__ import annotations
 
