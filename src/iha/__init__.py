@@ -20,6 +20,7 @@ _PUBLIC = {
     "InterleavedHeadAttention": "iha.model.attention.iha",
     "MultiHeadAttention": "iha.model.attention.mha",
     "SlidingWindowAttention": "iha.model.attention.mha",
+    "PairedHeadsAttention": "iha.model.attention.paired_heads",
     "TalkingHeadsAttention": "iha.model.attention.talking_heads",
     "DifferentialAttention": "iha.model.attention.diff",
     "build_model": "iha.model.transformer",

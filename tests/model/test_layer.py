@@ -12,6 +12,7 @@ from attention_lab import VARIANTS, model, spec_of
 
 import iha
 from iha.config.schema import ModelConfig
+from iha.model.attention.paired_heads import PairedHeadsAttention
 
 D, H, N = 32, 4, 21
 LAYERS = {
@@ -21,6 +22,8 @@ LAYERS = {
     "iha_per_head": lambda: iha.InterleavedHeadAttention(D, H, pseudo_heads=2, collapse="per_head"),
     "iha_scaled": lambda: iha.InterleavedHeadAttention(D, H, window=5, positions="scaled"),
     "iha_shared": lambda: iha.InterleavedHeadAttention(D, H, window=5, positions="shared"),
+    "iha_mix_only": lambda: iha.InterleavedHeadAttention(D, H, pseudo_heads=1, window=4, collapse="none"),
+    "paired_heads": lambda: PairedHeadsAttention(D, H, window=4),
     "talking_heads": lambda: iha.TalkingHeadsAttention(D, H),
     "diff": lambda: iha.DifferentialAttention(D, H, depth=2),
     "sliding_window": lambda: iha.SlidingWindowAttention(D, H, window=4),
@@ -165,6 +168,7 @@ def test_the_layers_of_a_model_are_these_classes_and_work_alone(variant, x):
         "global_local": {iha.MultiHeadAttention, iha.SlidingWindowAttention},
         "talking_heads": {iha.TalkingHeadsAttention},
         "diff": {iha.DifferentialAttention},
+        "paired_heads": {iha.MultiHeadAttention, PairedHeadsAttention},
         "iha_global": {iha.InterleavedHeadAttention},
     }
     network = model(variant, layers=5)
@@ -184,7 +188,7 @@ def test_the_mix_of_heads_is_defined_in_one_place(monkeypatch, x):
     network, alone = model("iha", layers=1), make("iha")
     before = network.blocks[0].attention(x), alone(x)
     original = algorithm.mix_heads
-    monkeypatch.setattr(algorithm, "mix_heads", lambda x, alpha: original(x, alpha.flip(-1)))
+    monkeypatch.setattr(algorithm, "mix_heads", lambda x, alpha, n_pseudo=1: original(x, alpha.flip(-1), n_pseudo))
     for old, module in zip(before, (network.blocks[0].attention, alone), strict=True):
         assert (module(x) - old).abs().max() > 1e-3
 

@@ -202,6 +202,14 @@ class Transformer(nn.Module):
         linear = {f"{name}.weight" for name, module in self.named_modules() if isinstance(module, nn.Linear)}
         return {name for name, _ in self.named_parameters()} - linear
 
+    def lr_multipliers(self) -> dict[str, float]:
+        """Full names of the parameters whose learning rate is multiplied, and by how much."""
+        return {
+            f"blocks.{i}.attention.{name}": value
+            for i, attention in enumerate(self.attentions)
+            for name, value in attention.lr_multipliers().items()
+        }
+
     def init_weights(self, seed: int) -> None:
         """Draw every parameter from its own stream, keyed by (seed, name): N(0, init_std), residual outputs scaled.
 

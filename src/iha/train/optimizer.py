@@ -51,11 +51,19 @@ def decay_split(names: Iterable[str], no_decay: set[str]) -> tuple[list[str], li
 class AdamW:
     """AdamW of a recipe over named parameters; moments have the parameters' dtype and sharding.
 
-    `decayed` and `plain` are the names of the two groups.
+    `decayed` and `plain` are the names of the two groups. `lr_multipliers`: parameters whose learning rate is not the
+    schedule's, and by how much it is multiplied.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], no_decay: set[str], recipe: AdamWSettings) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        no_decay: set[str],
+        recipe: AdamWSettings,
+        lr_multipliers: Mapping[str, float] | None = None,
+    ) -> None:
         self.decayed, self.plain = decay_split(parameters, no_decay)
+        self.lr_multipliers = dict(lr_multipliers or {})
         self.parameters = dict(parameters)
         self._recipe = recipe
         self._first = {n: torch.zeros_like(p, requires_grad=False) for n, p in parameters.items()}
@@ -71,8 +79,9 @@ class AdamW:
         """Update every parameter that has a gradient at learning rate `rate`."""
         for names, decay in ((self.decayed, self._recipe.weight_decay), (self.plain, 0.0)):
             live = [n for n in names if self.parameters[n].grad is not None]
-            if live:
-                self._update(live, rate, decay)
+            for multiplier in sorted({self.lr_multipliers.get(n, 1.0) for n in live}):
+                group = [n for n in live if self.lr_multipliers.get(n, 1.0) == multiplier]
+                self._update(group, multiplier * rate, decay)
 
     def _update(self, names: list[str], rate: float, decay: float) -> None:
         gradients = [g for n in names if (g := self.parameters[n].grad) is not None]

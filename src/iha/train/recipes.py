@@ -141,7 +141,8 @@ def _train(this: Run, stop: StopFlag, record: dict[str, Any]) -> StageResult:
     batches = open_batches(this)
     model = _start_model(this)
     with_loss = prepare(model, part.engine, world)
-    optimizer = AdamW(dict(with_loss.model.named_parameters()), model.no_decay_names(), part.recipe)
+    named = dict(with_loss.model.named_parameters())
+    optimizer = AdamW(named, model.no_decay_names(), part.recipe, model.lr_multipliers())
     checkpoints = this.folder / run.CHECKPOINTS
     trainer = Trainer(with_loss, optimizer, batches, part.recipe, world, steps=part.steps, checkpoints=checkpoints)
     resumed = trainer.restore()

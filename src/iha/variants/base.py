@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 #: Modules that define the built-in kinds; each has the kind's name.
-BUILTIN: tuple[str, ...] = ("global_", "global_local", "talking_heads", "diff", "iha")
+BUILTIN: tuple[str, ...] = ("global_", "global_local", "talking_heads", "diff", "iha", "paired_heads")
 
 _KINDS: dict[str, type[AttentionSpec]] = {}
 

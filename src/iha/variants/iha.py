@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from iha.variants.base import AttentionSpec, Geometry, LayerFlops, layer_type, live_pairs
+from iha.variants.base import AttentionSpec, Geometry, LayerFlops, PositionKind, layer_type, live_pairs
 
 
 class IhaSpec(AttentionSpec):
     """LLLLG: windowed IHA layers, every `period`-th layer global MHA (spec 2.5).
 
     `pseudo_heads`: P. `mask`: flat is causal over virtual tokens; token lets a query see all P keys of its own token
-    (spec 2.4). `collapse`: R over all H x P outputs, or over the P of its own head (spec 2.6). `window`: original
-    tokens a local layer sees, its kernel sees `window * P` virtual ones; None: pretrain_len / (2 P^2), which must be
-    whole. `global_layers`: iha breaks the FLOP match (spec D11). `noise_std`: noise around the identity at the start
-    (spec 2.7).
+    (spec 2.4). `mix`: which of queries, keys and values are mixed; the pseudo-heads of the others are copies.
+    `collapse`: R over all H x P outputs, or over the P of its own head (spec 2.6); none, with P = 1 only, is mixing
+    alone, which is folded into the projections. `positions`: RoPE of virtual tokens at n P + p, scaled to n + p / P, or
+    shared, n. `lr_multiplier`: learning rate of mixes and R over the model's. `window`: original tokens a local layer
+    sees, its kernel sees `window * P` virtual ones; None: pretrain_len / (2 P^2), which must be whole. `global_layers`:
+    iha breaks the FLOP match (spec D11). `noise_std`: noise around the identity at the start (spec 2.7).
     """
 
     kind: Literal["iha"]
@@ -23,7 +25,10 @@ class IhaSpec(AttentionSpec):
 
     pseudo_heads: int = 2
     mask: Literal["flat", "token"] = "flat"
-    collapse: Literal["global", "per_head"] = "global"
+    mix: tuple[Literal["q", "k", "v"], ...] = ("q", "k", "v")
+    collapse: Literal["global", "per_head", "none"] = "global"
+    positions: PositionKind = "virtual"
+    lr_multiplier: float = 1.0
     period: int = 5
     window: int | None = None
     global_layers: Literal["mha", "iha"] = "mha"
@@ -39,6 +44,12 @@ class IhaSpec(AttentionSpec):
             yield f"period is {self.period}; allowed: 1 or more (every period-th layer is global)"
         if self.noise_std < 0:
             yield f"noise_std is {self.noise_std}; allowed: 0 or more"
+        if self.lr_multiplier <= 0:
+            yield f"lr_multiplier is {self.lr_multiplier}; allowed: more than 0"
+        if len(set(self.mix)) < len(self.mix):
+            yield f"mix is {list(self.mix)}; allowed: each of q, k and v at most once"
+        if self.collapse == "none" and p > 1:
+            yield f"collapse is 'none' with pseudo_heads {p}; allowed: global or per_head (none at pseudo_heads 1 only)"
         if self.window is not None and not 1 <= self.window <= length:
             yield f"window is {self.window}; allowed: 1 to pretrain.seq_len, {length}"
         if p < 1 or (self.window is None and length % (2 * p * p)):
@@ -60,21 +71,25 @@ class IhaSpec(AttentionSpec):
         return self.global_layers == "iha" or layer_type(layer, self.period) == "local"
 
     def params(self, geometry: Geometry, layer: int) -> int:
-        """Projections, three H x H x P mixes and the collapse: 4 H^2 P more than MHA (3 H^2 P + H P per head)."""
+        """Projections, an H x H x P mix of each of q, k, v and the collapse: 4 H^2 P more than MHA by default."""
         heads, p = geometry.n_heads, self.pseudo_heads
-        collapse = heads * heads * p if self.collapse == "global" else heads * p
-        extra = 3 * heads * heads * p + collapse if self.interleaves(layer) else 0
+        collapse = {"global": heads * heads * p, "per_head": heads * p, "none": 0}[self.collapse]
+        extra = len(self.mix) * heads * heads * p + collapse if self.interleaves(layer) else 0
         return 4 * geometry.hidden_dim**2 + extra
 
     def forward_flops(self, geometry: Geometry, layer: int, seq_len: int) -> LayerFlops:
-        """Projections; mixing 8 H^2 P d per token; 4d FLOPs per live pair of virtual tokens and head (spec 3)."""
+        """Projections; mixing 8 H^2 P d per token; 4d FLOPs per live pair of virtual tokens and head (spec 3).
+
+        Folded mixes cost 2 H D^2 a matrix and pass, or 2 H D per token where a sequence has fewer tokens than that.
+        """
         d_model, heads, p = geometry.hidden_dim, geometry.n_heads, self.pseudo_heads
         window = self.window_at(geometry, layer)
         projections = 8 * d_model**2 * seq_len
         if not self.interleaves(layer):
             return LayerFlops(projections, mixing=0, attention=4 * d_model * live_pairs(seq_len, window))
-        collapse = 2 * heads * p * d_model if self.collapse == "global" else 2 * p * d_model
-        mixing = (6 * heads * p * d_model + collapse) * seq_len
+        collapse = {"global": 2 * heads * p * d_model, "per_head": 2 * p * d_model, "none": 0}[self.collapse]
+        tokens = min(seq_len, d_model) if self.collapse == "none" else seq_len
+        mixing = 2 * len(self.mix) * heads * p * d_model * tokens + collapse * seq_len
         return LayerFlops(projections, mixing, attention=4 * d_model * self._virtual_pairs(seq_len, window))
 
     def _virtual_pairs(self, seq_len: int, window: int | None) -> int:

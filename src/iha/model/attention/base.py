@@ -142,6 +142,10 @@ class Attention(nn.Module, ABC):
                     parameter.copy_(value)
         return self
 
+    def lr_multipliers(self) -> dict[str, float]:
+        """Parameters whose learning rate is not the model's, and by how much it is multiplied."""
+        return {}
+
     def split_heads(self, x: Tensor, width: int | None = None) -> Tensor:
         """View (B, N, heads x width) as (B, N, heads, width); width d by default."""
         return x.view(*x.shape[:2], -1, width or self.head_dim)
