@@ -204,7 +204,7 @@ def _add_trace_and_diff(add: Any) -> None:
 
 
 def _trace(args: argparse.Namespace) -> None:
-    from iha.report.experiment import Experiment
+    from iha.report.results import Experiment
     from iha.report.trace import trace, trace_text
 
     result = trace(Experiment.of(args.config), args.cell)
@@ -212,8 +212,8 @@ def _trace(args: argparse.Namespace) -> None:
 
 
 def _diff(args: argparse.Namespace) -> None:
-    from iha.report.compare import diff, diff_text, open_run
-    from iha.report.experiment import Experiment
+    from iha.report.diff import diff, diff_text, open_run
+    from iha.report.results import Experiment
 
     experiment = Experiment.of(args.config)
     result = diff(open_run(experiment, args.first), open_run(experiment, args.second), args.all)

@@ -29,7 +29,7 @@ def finished(tmp_path_factory):
 
 def test_the_dag_ends_in_tables_and_a_page(finished):
     report = finished / "results" / "micro" / "report"
-    for name in ("report.json", "table1.md", "table2.md", "figure2.png", "flops.md", "report.html"):
+    for name in ("report.json", "table1.md", "table2.md", "compare.md", "loss.png", "flops.md", "report.html"):
         assert (report / name).stat().st_size > 100, name
     assert "smoke" in (report / "table1.md").read_text().lower()
 

@@ -1,69 +1,77 @@
-"""The paper's sentences as paired tests on our own models: supported, contradicted or inconclusive.
+"""The paper's statements as tests on this experiment's models: supported, contradicted or inconclusive.
 
-A claim is supported if IHA is better by a difference that is significant after Holm's correction over all claims that
-could be tested, contradicted if it is significantly worse, and inconclusive otherwise: a run that measured nothing, or
-too few items for any test to reach the level, decides nothing, and says which.
+A statement is supported if the difference is significant in its direction after Holm's correction over all statements
+that could be tested, contradicted if it is significant in the other direction, inconclusive otherwise. With one
+training seed the verdict is "this checkpoint only", whatever the p-value: nothing is known about other runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from iha.config.yaml import load_yaml
-from iha.report.collect import Results
-from iha.report.columns import TABLES, Column, resolved
-from iha.report.format import display
 from iha.report.paper import paper
-from iha.report.ranking import rank_lead
-from iha.report.records import ItemScores
-from iha.report.ruler import Ruler, item_scores, multikey_tasks
-from iha.report.stats import LEVEL, Effect, holm, paired_effect
+from iha.report.results import Measure, Results, Samples, ruler, table1, table2, with_gain
+from iha.report.statistics import LEVEL, Comparison, Layout, Lead, equivalence_p, holm, layout, pair, rank_lead
 
-Verdict = Literal["supported", "contradicted", "inconclusive"]
+Verdict = Literal["supported", "contradicted", "inconclusive", "this checkpoint only", "not tested"]
+#: The paper's variants: `others` are these without the claim's own.
+VARIANTS = ("global", "global_local", "talking_heads", "diff", "iha")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the paper. `worse` None: against every other variant. `by`: least relative gain, a share."""
+    """One statement of the paper; see claims.yaml."""
 
     id: str
     says: str
     measure: str
     better: str
-    worse: str | None = None
+    worse: str
     by: float = 0.0
+    within: float = 0.0
     notes: tuple[str, ...] = ()
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """Variants it is about, besides its own."""
+        return tuple(v for v in VARIANTS if v != self.better) if self.worse == "others" else (self.worse,)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What our models say to a claim. `effect`: in points of percent (or ranks); `p`: after Holm; None: not tested.
+    """What this experiment says about a claim. `test` in percentage points, or places for average ranks.
 
-    `reach`: the smallest p-value after Holm that its items allow. `why` it was not tested, or could not be decided.
+    `p`: after Holm's correction over the claims. `generated`: tested on other items than the benchmark's. `why`: the
+    reason it was not tested. `origins`: inputs it was computed from.
     """
 
     claim: Claim
-    effect: Effect | None
+    measured: str = ""
+    test: Comparison | None = None
     p: float | None = None
+    generated: bool = False
     why: str = ""
-    reach: float | None = None
-
-    @property
-    def remark(self) -> str:
-        """Why it is inconclusive from the start: `not tested`, `not decidable`, or nothing."""
-        if self.effect is None:
-            return "not tested"
-        return "not decidable" if self.reach is not None and self.reach >= LEVEL else ""
+    origins: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
         """Significant in the claim's direction, against it, or neither."""
-        if self.effect is None or self.p is None or self.p >= LEVEL or self.effect.mean == 0:
+        if self.test is None or self.p is None:
+            return "not tested"
+        if self.test.seeds < 2:
+            return "this checkpoint only"
+        if self.claim.within:
+            apart = self.test.low is not None and self.test.high is not None
+            beyond = apart and (self.test.low > self.claim.within or self.test.high < -self.claim.within)  # type: ignore[operator]
+            return "supported" if self.p < LEVEL else "contradicted" if beyond else "inconclusive"
+        if self.p >= LEVEL or self.test.difference == 0:
             return "inconclusive"
-        return "supported" if self.effect.mean > 0 else "contradicted"
+        return "supported" if self.test.difference > 0 else "contradicted"
 
 
 @cache
@@ -76,103 +84,95 @@ def claims() -> tuple[Claim, ...]:
     )
 
 
-def judge(results: Results, numbers: Ruler) -> tuple[Finding, ...]:
+def judge(results: Results) -> tuple[Finding, ...]:
     """Test every claim."""
-    found = [_test(results, numbers, claim) for claim in claims()]
-    adjusted = holm({f.claim.id: f.effect.p for f in found if f.effect is not None})
-    reach = holm({f.claim.id: f.effect.floor for f in found if f.effect is not None})
-    return tuple(_judged(f, adjusted.get(f.claim.id), reach.get(f.claim.id)) for f in found)
-
-
-def _judged(finding: Finding, p: float | None, reach: float | None) -> Finding:
-    judged = replace(finding, p=p, reach=reach)
-    if judged.remark != "not decidable" or judged.effect is None or reach is None:
-        return judged
-    e = judged.effect
-    cause = (
-        f"only {e.differ} of {e.items} items that tell variants apart"
-        if finding.claim.worse is None
-        else f"{e.items} paired items"
-    )
-    return replace(judged, why=f"with {cause} and this many claims, no result could have had p below {reach:.2g}")
-
-
-def _test(results: Results, numbers: Ruler, claim: Claim) -> Finding:
-    absent = [v for v in (claim.better, claim.worse) if v and v not in results.part.variants]
-    if absent:
-        return Finding(claim, None, why=f"no variant of this experiment is called {' or '.join(absent)}")
-    kind, _, name = claim.measure.partition(".")
-    if name == "avg_rank":
-        effect = rank_lead(results, resolved(TABLES[kind], results), claim.better)
-        return Finding(claim, effect, why="" if effect else "the table has no items that all variants share")
-    assert claim.worse is not None
-    own, other = (_items(results, numbers, kind, name, v) for v in (claim.better, claim.worse))
-    effect = paired_effect(own, other, 1 + claim.by)
-    if effect is None:
-        return Finding(claim, None, why=_why(numbers, kind, name))
-    return Finding(claim, _percent(effect))
-
-
-def _percent(effect: Effect) -> Effect:
-    low, high = (None if x is None else 100 * x for x in (effect.low, effect.high))
-    return replace(effect, mean=100 * effect.mean, low=low, high=high)
-
-
-def _items(results: Results, numbers: Ruler, kind: str, name: str, variant: str) -> dict[int, ItemScores]:
-    seeds = results.part.seeds
-    if kind == "ruler":
-        tasks = _ruler_tasks(numbers, name)
-        return {s: item_scores(results, variant, s, tasks) if tasks else {} for s in seeds}
-    column = _column(results, kind, name)
-    return {s: results.item_scores(variant, s, column.model).get(column.key, {}) for s in seeds}
-
-
-def _column(results: Results, table: str, name: str) -> Column:
-    return next(c for c in resolved(TABLES[table], results) if c.paper == name)
-
-
-def _ruler_tasks(numbers: Ruler, name: str) -> dict[int, tuple[str, ...]]:
-    if name == "overall":
-        return {n: numbers.tasks[n] for n in numbers.overall_lengths}
-    length = int(name.rpartition(".")[2])
-    return {length: multikey_tasks(numbers.tasks[length])} if length in numbers.tasks else {}
-
-
-def _why(numbers: Ruler, kind: str, name: str) -> str:
-    if kind == "ruler" and name != "overall":
-        length = name.rpartition(".")[2]
-        if int(length) not in numbers.tasks:
-            return f"no RULER items of {length} tokens in this experiment"
-    return "not measured for both variants, or the single answers are gone"
-
-
-def measure_text(results: Results, claim: Claim) -> str:
-    """What was compared, in words."""
-    kind, _, name = claim.measure.partition(".")
-    if name == "avg_rank":
-        return f"average rank, {kind.replace('table', 'Table ')}"
-    if kind == "ruler":
-        what = "RULER overall" if name == "overall" else f"RULER multi-key, {name.rpartition('.')[2]} tokens"
-    else:
-        what = _column(results, kind, name).label
-    factor = f"{1 + claim.by:.1f} × " if claim.by else ""
-    return f"{what}: {display(claim.better)} - {factor}{display(claim.worse or '')}"
+    found = [_test(results, claim) for claim in claims()]
+    adjusted = holm({f.claim.id: f.test.p for f in found if f.test is not None and f.test.p is not None})
+    return tuple(replace(f, p=adjusted.get(f.claim.id)) for f in found)
 
 
 def published(claim: Claim) -> str:
     """The paper's own effect, empty where it prints none."""
     kind, _, name = claim.measure.partition(".")
-    if kind == "ruler":
-        if name != "overall":
-            gain = paper().multikey_gain.get(int(name.rpartition(".")[2]))
-            return "" if gain is None else f"{gain:+.0f} % relative"
-        scores = paper().ruler_overall
-    else:
-        table: Any = getattr(paper(), kind)
-        scores = table.values[name]
-    own = scores.get(claim.better)
+    if name.startswith("multikey"):
+        gain = paper().gain.get(int(name.rpartition(".")[2])) if claim.worse == "global" else None
+        return "" if gain is None else f"{gain:+.0f} %"
+    if kind not in paper().tables:
+        return ""
+    metric = "ruler_overall" if kind == "ruler" else name
+    own = paper().value(kind, metric, claim.better)
+    rivals = [x for v in claim.rivals if (x := paper().value(kind, metric, v)) is not None]
+    if own is None or not rivals:
+        return ""
+    return f"{min(rivals) - own:+.1f}" if name == "avg_rank" else f"{own - max(rivals):+.1f}"
+
+
+def _test(results: Results, claim: Claim) -> Finding:
+    kind, _, name = claim.measure.partition(".")
+    there = results.part.variants
+    rivals = [v for v in claim.rivals if v in there]
+    absent = [v for v in (claim.better, *claim.rivals) if v not in there]
+    if claim.better not in there or not rivals or (claim.worse != "others" and absent):
+        return Finding(claim, why=f"no variant is named {' or '.join(absent)}")
     if name == "avg_rank":
-        others = [rank for v, rank in scores.items() if v != claim.better and rank is not None]
-        return "" if own is None or not others else f"{min(others) - own:+.1f}"
-    other = scores.get(claim.worse or "")
-    return "" if own is None or other is None else f"{own - other:+.1f}"
+        return _rank(results, claim, kind)
+    measure = _measure(results, kind, name)
+    if measure is None:
+        return Finding(claim, why=f"no RULER items of {name.rpartition('.')[2]} tokens")
+    samples = _gains(results, name) if kind == "gain" else results.observe(measure)
+    plan = layout({v: sample.by_seed for v, sample in samples.items()})
+    tests = {v: _pair(claim, samples, v, plan) for v in rivals}
+    tested = {v: test for v, test in tests.items() if test is not None and test.p is not None}
+    origins = tuple(o for v in (claim.better, *rivals) for o in samples[v].origins)
+    label = f"{measure.label}: {results.display(claim.better)} − {f'{1 + claim.by:.1f} × ' if claim.by else ''}"
+    against = "best other" if claim.worse == "others" else results.display(claim.worse)
+    if len(tested) < len(rivals):
+        return Finding(claim, label + against, why="not measured for these variants", origins=origins)
+    # Ahead of each: the hardest rival decides (an intersection-union test needs no correction).
+    hardest = min(tested.values(), key=lambda test: test.difference)
+    p = max(t.p for t in tested.values() if t.p is not None) if hardest.difference > 0 else hardest.p
+    return Finding(claim, label + against, replace(hardest, p=p), generated=measure.generated, origins=origins)
+
+
+def _pair(claim: Claim, samples: Samples, rival: str, plan: Layout | None) -> Comparison | None:
+    test = pair(samples[claim.better], samples[rival], plan, claim.by)
+    if test is None or not claim.within:
+        return test
+    if plan is None or test.seeds < 2:
+        return test  # one checkpoint: no verdict whatever the p-value
+    return replace(test, p=equivalence_p(test.difference, plan.error, plan.df, claim.within))
+
+
+def _rank(results: Results, claim: Claim, table: str) -> Finding:
+    columns = {"table1": table1, "table2": table2}[table](results)
+    samples = [results.observe(column) for column in columns]
+    lead: Lead | None = rank_lead(results, samples, [c.metrics[0].benchmark for c in columns], claim.better)
+    label = f"average rank, {table.replace('table', 'Table ')}"
+    origins = tuple(dict.fromkeys(o for column in samples for s in column.values() for o in s.origins))
+    if lead is None:
+        return Finding(claim, label, why="the table has no column with scores of all variants", origins=origins)
+    test = Comparison(lead.places, p=lead.p, corrected=lead.p, seeds=lead.seeds, items=lead.items)
+    return Finding(claim, label, test, generated=any(c.generated for c in columns), origins=origins)
+
+
+def _measure(results: Results, kind: str, name: str) -> Measure | None:
+    """The measure of a claim; None where the experiment has no such items."""
+    if kind == "ruler":
+        found = ruler(results, name)
+        return found if found.metrics else None
+    if kind == "gain":
+        after, before = _ends(results, name)
+        return replace(after, label=f"{after.label} − {before.label}")
+    return next(column for column in {"table1": table1, "table2": table2}[kind](results) if name in column.paper)
+
+
+def _ends(results: Results, benchmark: str) -> tuple[Measure, Measure]:
+    def first(columns: Iterable[Measure]) -> Measure:
+        return next(c for c in columns if c.metrics[0].benchmark == benchmark)
+
+    return first(table1(results)), first(table2(results))
+
+
+def _gains(results: Results, benchmark: str) -> Samples:
+    after, before = (results.observe(measure) for measure in _ends(results, benchmark))
+    return {v: with_gain(after[v], before[v]) for v in results.part.variants}

@@ -1,4 +1,4 @@
-"""The published numbers, from `paper.yaml`."""
+"""The published numbers of the paper, from `paper.yaml`, in percent."""
 
 from __future__ import annotations
 
@@ -7,48 +7,49 @@ from functools import cache
 from pathlib import Path
 
 from iha.config.yaml import load_yaml
+from iha.report.results import Measure
 
-
-@dataclass(frozen=True)
-class PaperTable:
-    """One published table: metric name -> variant -> value in percent, None where the paper gives none."""
-
-    values: dict[str, dict[str, float | None]]
-    notes: tuple[str, ...]
-
-    def value(self, metric: str, variant: str) -> float | None:
-        """The published value, None if there is none."""
-        return self.values.get(metric, {}).get(variant)
+#: Which of the paper's tables a checkpoint's scores belong to.
+TABLE_OF = {"sft": "table1", "base": "table2", "long": "ruler"}
 
 
 @dataclass(frozen=True)
 class Paper:
-    """All published numbers."""
+    """`tables`: table -> metric -> variant -> value, None where the paper has none.
 
-    table1: PaperTable
-    table2: PaperTable
-    ruler_overall: dict[str, float | None]
-    multikey_gain: dict[int, float]
+    `gain`: of IHA over Global in multi-key retrieval, length -> percent. `relation_gain`: over 2-simplicial attention.
+    """
+
+    tables: dict[str, dict[str, dict[str, float | None]]]
+    notes: dict[str, tuple[str, ...]]
+    gain: dict[int, float]
     relation_gain: dict[str, float]
-    figure_notes: tuple[str, ...]
+
+    def value(self, table: str, metric: str, variant: str) -> float | None:
+        """One published number, None if there is none."""
+        return self.tables[table].get(metric, {}).get(variant)
+
+    def of(self, measure: Measure, variant: str) -> float | None:
+        """The published value of a measure: the mean over its columns. None if one of them is not published."""
+        if not measure.paper or not measure.metrics:
+            return None
+        table = TABLE_OF[measure.metrics[0].model]
+        values = [self.value(table, metric, variant) for metric in measure.paper]
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if len(known) == len(values) else None
 
 
 @cache
 def paper() -> Paper:
     """Read the published numbers."""
     data = load_yaml(Path(__file__).with_name("paper.yaml"))
-
-    def table(name: str) -> PaperTable:
-        part = data[name]
-        values = {m: {v: row[i] for v, row in part["rows"].items()} for i, m in enumerate(part["metrics"])}
-        return PaperTable(values, tuple(part["notes"]))
-
-    figure = data["figure2"]
+    tables: dict[str, dict[str, dict[str, float | None]]] = {}
+    for name in ("table1", "table2"):
+        rows = data[name]["rows"]
+        tables[name] = {m: {v: row[i] for v, row in rows.items()} for i, m in enumerate(data[name]["metrics"])}
+    tables["ruler"] = {"ruler_overall": data["figure2"]["overall"]}
+    notes = {"table1": data["table1"]["notes"], "table2": data["table2"]["notes"], "ruler": data["figure2"]["notes"]}
+    relation = data["appendix_d"]["gain_over_simplicial"]
     return Paper(
-        table("table1"),
-        table("table2"),
-        figure["overall"],
-        figure["multikey_gain"],
-        data["appendix_d"]["gain_over_simplicial"],
-        tuple(figure["notes"]),
+        tables, {name: tuple(texts) for name, texts in notes.items()}, data["figure2"]["multikey_gain"], relation
     )
