@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from iha.artifacts.manifest import FileEntry, Manifest, sha256_file, write_manifest
+from iha.config.schema import MODEL_STAGES
 from iha.planning.dag import dump
-from iha.planning.slices import MODEL_STAGES, ReportSlice
+from iha.planning.slices import ReportSlice
 from iha.report.results import Results, manifest_path
 from iha.stages import report
-from iha.tracking.journal import Journal
+from iha.tracking.metrics import MetricsFile
 
 VARIANTS = ("global", "global_local", "talking_heads", "diff", "iha")
 RULER_TASKS = ("niah_single_1", "niah_multikey_1", "niah_multikey_2", "vt")
@@ -84,7 +85,7 @@ class World:
     def train(self, variant, seed, stage, steps=4, skipped=0, digests=None, losses=(4.0, 3.0, 2.5, 2.25)):
         """Add a training stage with its journal."""
         folder = self.state / f"runs/{variant}/seed{seed}/{stage}"
-        journal = Journal(folder / "metrics.jsonl")
+        journal = MetricsFile(folder / "metrics.jsonl")
         for step, loss in enumerate(losses):
             journal.write("metrics", step=step, values={"loss": loss})
         journal.close()

@@ -20,8 +20,8 @@ from iha.config.schema import Variant
 from iha.errors import ConfigError
 from iha.model.files import load_model
 from iha.planning.dag import entry_modules
-from iha.report.render import markdown
-from iha.report.tables import paper_tables
+from iha.report.tables import paper_table
+from iha.report.writers import markdown
 
 PAGE = "docs/howto/variant.md"
 
@@ -77,8 +77,8 @@ def test_it_trains_and_decodes(attention, reader, tmp_path):
 
 def test_it_stands_in_the_tables(tmp_path):
     world = whole(tmp_path, variants=("global", "toy"))
-    for table in paper_tables(world.results):
-        assert "| toy" in markdown(table.grids)
+    for name in ("table1", "table2"):
+        assert "toy |" in markdown([paper_table(world.results, name)[0]])
 
 
 def test_its_code_is_a_rerun_key(attention, reader):

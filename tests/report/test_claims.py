@@ -83,7 +83,7 @@ def test_to_lead_all_variants_is_to_lead_each(tmp_path):
 
 
 def test_equality_is_supported_only_by_a_tight_interval(tmp_path):
-    tight = {v: 0.3 for v in VARIANTS}
+    tight = dict.fromkeys(VARIANTS, 0.3)
     world = World(tmp_path / "a", seeds=SEEDS)
     for v in tight:
         for seed, off in zip(SEEDS, (0.0, 0.0002, 0.0001 * len(v) / 5), strict=True):
@@ -112,7 +112,9 @@ def long(tmp_path, score, seeds=SEEDS):
     for v in world.variants:
         for seed, off in zip(seeds, NOISE, strict=False):
             value = score(v) + off / 20 * (1 + len(v) / 9)
-            world.evaluate(v, seed, "ruler", "long", [row("ruler", "official", value, task="niah_multikey_1", length=16384)])
+            world.evaluate(
+                v, seed, "ruler", "long", [row("ruler", "official", value, task="niah_multikey_1", length=16384)]
+            )
     return findings(world)
 
 

@@ -10,12 +10,12 @@ from reports import World, manifest, row, whole
 
 from iha.report import figures, tables
 from iha.report.figures import band, running_mean
-from iha.variants.display import COLOURS, NAMES, colours
+from iha.variants.display import COLOURS, NAMES, variant_colours
 
 
 def test_a_variant_has_one_colour_everywhere():
     assert set(COLOURS) == set(NAMES)
-    first, second = colours(["global", "mine", "iha", "yours"]), colours(["yours", "iha"])
+    first, second = variant_colours(["global", "mine", "iha", "yours"]), variant_colours(["yours", "iha"])
     assert first["iha"] == second["iha"] == COLOURS["iha"]
     assert len(set(first.values())) == 4
     assert all(re.fullmatch("#[0-9a-f]{6}", c) for c in first.values())

@@ -17,7 +17,11 @@ from iha.report.tables import headline
 
 TABLES = ("table1", "table2", "ruler", "compare", "claims", "flops", "training")
 FILES = {f"{name}.{kind}" for name in TABLES for kind in ("md", "tex", "csv")}
-FIGURES = {f"{name}.{kind}" for name in ("scores", "loss", "figure2", "training", "positions", "depth") for kind in ("png", "pdf", "svg")}
+FIGURES = {
+    f"{name}.{kind}"
+    for name in ("scores", "loss", "figure2", "training", "positions", "depth")
+    for kind in ("png", "pdf", "svg")
+}
 in_browser = pytest.mark.skipif(BINARY is None, reason="Chromium is not installed")
 
 
@@ -108,7 +112,9 @@ def test_the_page_is_accessible_and_complete(built):
     for words in ("Smoke run, not a reproduction", "prefers-color-scheme: dark", "docstrings", "bpe, 1024 entries"):
         assert words in page
     assert page.count("Smoke run") == 1, "said once"
-    assert page.index('class="verdict"') < page.index("<svg") < page.index('class="summary"') < page.index('id="compare"')
+    assert (
+        page.index('class="verdict"') < page.index("<svg") < page.index('class="summary"') < page.index('id="compare"')
+    )
     order = ("compare", "table1", "table2", "ruler", "claims", "compute", "training", "answers", "provenance", "method")
     places = [page.index(f'id="{name}"') for name in order]
     assert places == sorted(places)
@@ -199,7 +205,9 @@ class TestInChromium:
     def test_it_renders_and_complains_of_nothing(self, browser, page):
         assert browser.complaints() == []
         assert browser.ask("document.querySelectorAll('table').length") >= 8
-        assert browser.ask("[...document.querySelectorAll('.first svg')].every(s => s.getBoundingClientRect().width > 200)")
+        assert browser.ask(
+            "[...document.querySelectorAll('.first svg')].every(s => s.getBoundingClientRect().width > 200)"
+        )
         asked = browser.requests()
         assert page.as_uri() in asked, "the log of requests works"
         assert [url for url in asked if not url.startswith("data:") and url != page.as_uri()] == []
@@ -239,5 +247,7 @@ class TestInChromium:
         browser.call("Emulation.setDeviceMetricsOverride", width=1040, height=720, deviceScaleFactor=1, mobile=False)
         over = "[...document.querySelectorAll('table, svg')].filter(t => t.getBoundingClientRect().right > 1040).map(t => t.className)"
         assert browser.ask(over) == [], "A4 on its side is 1040 CSS pixels between its margins"
-        hidden = "[...document.querySelectorAll('.wide')].filter(t => getComputedStyle(t).overflowX !== 'visible').length"
+        hidden = (
+            "[...document.querySelectorAll('.wide')].filter(t => getComputedStyle(t).overflowX !== 'visible').length"
+        )
         assert browser.ask(hidden) == 0

@@ -8,11 +8,11 @@ import pytest
 from reports import manifest, whole
 
 from iha.config.load import load_config
+from iha.config.schema import SPLITS
 from iha.planning import dag
-from iha.planning.slices import SPLITS
 from iha.report.answers import printable, sample_answers, shortened
 from iha.report.provenance import configuration, contamination, inputs_text, provenance, setup, shots
-from iha.tracking.journal import Journal
+from iha.tracking.metrics import MetricsFile
 
 SMOKE = load_config(Path(__file__).parents[2] / "configs" / "smoke.yaml")
 
@@ -41,7 +41,7 @@ def test_the_page_says_what_was_trained(world):
 
 
 def test_moments_and_machines_come_from_the_journals(world):
-    journal = Journal(world.state / world.results.trained("sft")[0].journal)
+    journal = MetricsFile(world.state / world.results.trained("sft")[0].journal)
     journal.write("start", run={"tags": {"device": "Loom 9", "ranks": "2", "git.commit": "abc", "git.dirty": "true"}})
     journal.close()
     found = provenance(world.results, 12)

@@ -37,7 +37,10 @@ def test_columns_are_named_by_what_they_measure(tmp_path):
     assert [m.name for m in table1(world.results)] == [
         "gsm8k_p1", "gsm8k_maj16", "math500_p1", "math500_maj16", "mbpp_p1", "mbpp_p10",
     ]  # fmt: skip
-    assert [m.name for m in companions(world.results, table1(world.results))][:2] == ["gsm8k_gold_nll", "gsm8k_gold_acc"]
+    assert [m.name for m in companions(world.results, table1(world.results))][:2] == [
+        "gsm8k_gold_nll",
+        "gsm8k_gold_acc",
+    ]
 
 
 @pytest.mark.parametrize("source", ["synthetic", "exemplar", "real"])
@@ -126,7 +129,9 @@ def test_items_of_a_mean_are_weighted_as_its_columns_are(tmp_path):
 def test_the_mean_of_a_table_is_over_the_columns_that_all_have(tmp_path):
     world = World(tmp_path, variants=("global", "iha"))
     for v, x in (("global", 0.25), ("iha", 0.5)):
-        world.evaluate(v, 1, "r", "sft", [row("gsm8k", "p1", x, source="real"), row("mbpp", "p1", x / 2, source="real")])
+        world.evaluate(
+            v, 1, "r", "sft", [row("gsm8k", "p1", x, source="real"), row("mbpp", "p1", x / 2, source="real")]
+        )
     world.evaluate("iha", 1, "m", "sft", [row("math500", "p1", 1.0)])
     results = world.results
     mean = average("table1_mean", "Table 1 mean", results, table1(results))
@@ -137,7 +142,12 @@ def test_the_mean_of_a_table_is_over_the_columns_that_all_have(tmp_path):
 
 @pytest.mark.parametrize(
     ("lengths", "over"),
-    [((4096, 8192, 16384, 65536), (4096, 8192, 16384)), ((512, 1024), (512, 1024)), ((8192, 4096), (4096, 8192)), ((), ())],
+    [
+        ((4096, 8192, 16384, 65536), (4096, 8192, 16384)),
+        ((512, 1024), (512, 1024)),
+        ((8192, 4096), (4096, 8192)),
+        ((), ()),
+    ],
 )
 def test_the_overall_mean_is_over_the_papers_lengths_if_all_of_them_are_there(lengths, over):
     assert overall_lengths(lengths) == over

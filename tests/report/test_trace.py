@@ -19,7 +19,7 @@ from iha.errors import UserError
 from iha.report.diff import changed_files
 from iha.report.results import Experiment, choose, manifest_path
 from iha.report.trace import trace, trace_text
-from iha.tracking.journal import Journal
+from iha.tracking.metrics import MetricsFile
 
 PRESET = Path(__file__).parents[2] / "configs" / "smoke.yaml"
 
@@ -141,11 +141,13 @@ def test_a_parent_that_no_input_has_any_more_is_named_by_its_role(finished, caps
     report = read_manifest(results / "report/report.json")
     parents = {**report.parents, name: sha256_file(path)}
     write_manifest(results / "report/report.json", report.model_copy(update={"parents": parents}))
-    assert re.search(r"model of eval:iha:1:ruler:long: changed since  sha256 0+  CHANGED", run(capsys, "trace", "ruler:iha:512"))
+    assert re.search(
+        r"model of eval:iha:1:ruler:long: changed since  sha256 0+  CHANGED", run(capsys, "trace", "ruler:iha:512")
+    )
 
 
 def test_the_commit_comes_from_the_journal_or_the_record_of_the_stage(finished, capsys):
-    journal = Journal(finished / "state/smoke/runs/iha/seed1/sft/metrics.jsonl")
+    journal = MetricsFile(finished / "state/smoke/runs/iha/seed1/sft/metrics.jsonl")
     journal.write("start", run={"tags": {"git.commit": "abc123", "git.dirty": "true"}})
     journal.close()
     assert "commit abc123+" in run(capsys, "trace", "table1:iha:gsm8k_p1")
@@ -190,7 +192,9 @@ def test_diff_shows_what_differs(finished, capsys):
     for path, kind, loss in ((one, "iha", 2.0), (two, "global", 2.5)):
         found = read_manifest(path)
         slice_ = {"variant": {"attention": {"kind": kind}}, "recipe": {"lr": 0.1}}
-        write_manifest(path, found.model_copy(update={"slice": slice_, "metadata": {**found.metadata, "final_loss": loss}}))
+        write_manifest(
+            path, found.model_copy(update={"slice": slice_, "metadata": {**found.metadata, "final_loss": loss}})
+        )
     found = json.loads(run(capsys, "diff", "iha/seed1/pretrain", "global/seed1/pretrain", "--json"))
     assert found["config"] == {"variant.attention.kind": ["iha", "global"]}
     assert found["metrics"] == {"final_loss": [2.0, 2.5]}
@@ -221,7 +225,7 @@ def test_diff_of_evaluations_compares_their_rows(finished, capsys):
 def test_diff_of_paths_reads_the_journals_of_their_own_experiment(finished, capsys):
     shutil.copytree("results/smoke", "results/other")
     shutil.copytree("state/smoke", "state/other")
-    journal = Journal(Path("state/other/runs/iha/seed1/sft/metrics.jsonl"))
+    journal = MetricsFile(Path("state/other/runs/iha/seed1/sft/metrics.jsonl"))
     journal.write("metrics", step=9, values={"step_seconds": 2.0, "tokens_per_second": 7.0})
     journal.close()
     paths = [f"results/{e}/runs/iha/seed1/sft.json" for e in ("smoke", "other")]

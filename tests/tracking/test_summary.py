@@ -17,7 +17,7 @@ from iha.tracking.__main__ import import_runs, links
 from iha.tracking.metrics import milliseconds, read_ends, read_metrics
 from iha.tracking.mlflow import client_for
 from iha.tracking.summary import CURVE, ruler_mean, summary_metrics, thin
-from iha.variants.colours import COLOURS, variant_colours
+from iha.variants.display import COLOURS, variant_colours
 
 pytestmark = pytest.mark.xdist_group("mlflow")  # one import of MLflow
 needs_chromium = [
@@ -90,7 +90,7 @@ def test_a_summary_has_curves_costs_scores_and_the_variants_colour(finished):
     for i, name in enumerate(VARIANTS):
         run, last = runs[name], runs[name].data.metrics
         assert (run.info.run_name, run.info.status) == (f"{name}/seed1", "FINISHED")
-        assert "mlflow.parentRunId" not in run.data.tags and run.data.tags["mlflow.runColor"] == COLOURS[i]
+        assert "mlflow.parentRunId" not in run.data.tags and run.data.tags["mlflow.runColor"] == COLOURS[name]
         assert run.data.params == {"variant": name, "seed": "1", "attention.kind": name}
         points = client.get_metric_history(run.info.run_id, "loss/pretrain")
         path = finished / f"state/smoke/runs/{name}/seed1/pretrain/metrics.jsonl"
@@ -169,10 +169,9 @@ def test_a_thinned_curve_keeps_its_ends_and_its_order(n):
     assert not gaps or max(gaps) - min(gaps) <= 1, "evenly chosen"
 
 
-def test_colours_follow_the_config_and_repeat():
-    assert variant_colours("abc") == dict(zip("abc", COLOURS, strict=False))
-    assert variant_colours([str(i) for i in range(9)])["8"] == COLOURS[0]
-    assert len(set(COLOURS)) == len(COLOURS)
+def test_a_variant_has_the_colour_of_the_report():
+    found = variant_colours(["mine", "iha"])
+    assert found["iha"] == COLOURS["iha"] and found["mine"] not in COLOURS.values()
 
 
 class TestPage:

@@ -14,7 +14,7 @@ from iha.artifacts.manifest import Manifest, read_manifest
 from iha.artifacts.text import aligned
 from iha.errors import UserError
 from iha.report.results import Experiment, digest_of
-from iha.tracking.journal import read_metrics
+from iha.tracking.metrics import read_metrics
 
 SECTIONS = ("config", "code", "data", "metrics")
 #: Metadata that names data; other texts among it are paths.

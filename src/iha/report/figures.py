@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from iha.artifacts.manifest import atomic_path
-from iha.evals.ruler.summary import DEPTH_BINS
-from iha.planning.slices import SPLITS, TrainStage
+from iha.config.schema import SPLITS, TrainStage
+from iha.evals.ruler.scoring import DEPTH_BINS
 from iha.report.paper import paper
 from iha.report.results import LAST, RULER, STAGES, Curve, Results, Sample
 from iha.report.statistics import interval
 from iha.report.tables import Endpoint, big
-from iha.variants.display import colours
+from iha.variants.display import variant_colours
 
 #: Text and axes; becomes the page's text colour in the SVG.
 INK = "#010203"
@@ -85,7 +85,7 @@ def scores(results: Results, found: Sequence[Endpoint], folder: Path) -> tuple[P
     shown = [e for e in found if e.measure.unit == "percent" and not e.zero]
     if not shown:
         return None
-    plt, variants, colour = pyplot(), results.part.variants, colours(results.part.variants)
+    plt, variants, colour = pyplot(), results.part.variants, variant_colours(results.part.variants)
     height = 0.8 + 0.32 * len(variants)
     figure, axes = plt.subplots(
         1,
@@ -144,7 +144,7 @@ def loss_band(results: Results, axis: Any, variant: str, curves: Sequence[Curve]
     x, mean, low, high = band(curves)
     if not x:
         return False
-    colour = colours(results.part.variants)[variant]
+    colour = variant_colours(results.part.variants)[variant]
     axis.plot(x, mean, color=colour, label=results.display(variant) if label else None)
     if len(curves) > 1:
         axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -217,7 +217,8 @@ def _differences(results: Results, axis: Any) -> list[bool]:
             pairs = [(x, y - z) for (x, y), (_, z) in zip(own, base, strict=False)]
             curves += [smooth] if (smooth := running_mean(pairs, max(1, min(LAST, len(pairs) // 3)))) else []
         if variant == results.part.reference:
-            axis.axhline(0, color=colours(results.part.variants)[variant], linewidth=1.2, label=results.reference)
+            colour = variant_colours(results.part.variants)[variant]
+            axis.axhline(0, color=colour, linewidth=1.2, label=results.reference)
         else:
             drawn.append(loss_band(results, axis, variant, curves))
     return drawn
@@ -243,7 +244,7 @@ def figure2(results: Results, columns: Sequence[Endpoint], folder: Path) -> tupl
     ]
     if not panels:
         return None
-    plt, variants, colour = pyplot(), results.part.variants, colours(results.part.variants)
+    plt, variants, colour = pyplot(), results.part.variants, variant_colours(results.part.variants)
     figure, axes = plt.subplots(1, len(panels), figsize=(1 + 3.6 * len(panels), 3), layout="constrained", squeeze=False)
     middle = (len(variants) - 1) / 2
     for axis, (title, group) in zip(axes[0], panels, strict=True):
@@ -270,7 +271,7 @@ def positions(results: Results, folder: Path) -> tuple[Path, Path, Path] | None:
     found = {v: _position_curves(results, v) for v in results.part.variants}
     if not any(found.values()):
         return None
-    plt, colour, reference = pyplot(), colours(results.part.variants), found[results.part.reference]
+    plt, colour, reference = pyplot(), variant_colours(results.part.variants), found[results.part.reference]
     paired = bool(reference) and len(found) > 1
     panels = 2 if paired else 1
     figure, axes = plt.subplots(1, panels, figsize=(1 + 4 * panels, 3), layout="constrained", squeeze=False)

@@ -17,11 +17,16 @@ from typing import Any
 from iha.artifacts.manifest import atomic_path
 from iha.evals.scores import mean_sd
 from iha.report import figures
-from iha.report.tables import MISSING, SCALE_LABELS, big, signed
+from iha.report.tables import MISSING, big, signed
 from iha.report.writers import csv_text
 
 __all__ = ["MISSING", "SCALE_LABELS", "big", "csv_text", "signed"]
 
+SCALE_LABELS = {
+    "paper": "",
+    "ladder": "LADDER RUN – not a reproduction. ",
+    "smoke": "SMOKE RUN – not a reproduction. ",
+}
 Cells = dict[str, dict[str, dict[str, Any]]]
 LEVEL = 0.05
 LONG = 32

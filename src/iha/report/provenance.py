@@ -15,11 +15,12 @@ from pydantic import ValidationError
 
 from iha.artifacts.fingerprint import git_state
 from iha.artifacts.manifest import Manifest
+from iha.config.schema import SPLITS, TrainStage
 from iha.evals.grade import CODE
-from iha.planning.slices import SPLITS, TrainSlice, TrainStage
+from iha.planning.slices import TrainSlice
 from iha.report.results import BENCHMARKS, STAGES, STOCK_SHOTS, Results, manifest_path
 from iha.report.tables import big
-from iha.tracking.journal import read_events
+from iha.tracking.metrics import read_events
 from iha.variants.base import Geometry
 
 PACKAGES = ("torch", "transformers", "tokenizers", "lm-eval", "datasets", "snakemake", "mlflow", "numpy", "scipy")

@@ -21,11 +21,11 @@ from typing import Any, Literal
 from iha.artifacts.fingerprint import ORIGINS
 from iha.artifacts.manifest import Manifest, read_manifest, sha256_file
 from iha.config.load import load_config
-from iha.config.schema import ModelStage
+from iha.config.schema import SPLITS, ModelStage, TrainStage
 from iha.errors import DataError, UserError
 from iha.evals.scores import mean_present, present
-from iha.planning.slices import SPLITS, ReportSlice, TrainStage
-from iha.tracking.journal import read_events, read_metrics
+from iha.planning.slices import ReportSlice
+from iha.tracking.metrics import read_events, read_metrics
 from iha.variants.display import NAMES
 
 BENCHMARKS = {

@@ -18,10 +18,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from iha.artifacts.text import hours, size
-from iha.config.schema import Config
+from iha.config.schema import MODEL_STAGES, SPLITS, Config, TrainStage
 from iha.errors import UserError
 from iha.evals.scores import mean_sd
-from iha.planning.slices import MODEL_STAGES, SPLITS, TrainStage
 from iha.report.claims import Finding, published
 from iha.report.paper import paper
 from iha.report.results import (
@@ -692,7 +691,7 @@ RULES = {
 
 def priced(state: Path) -> dict[str, Any] | None:
     """The plan of the configuration in the state folder, with what finished jobs took; None if there is no plan."""
-    from iha.plan.make import plan
+    from iha.planning.price import plan
 
     try:
         return plan(Config.model_validate_json((state / "config.json").read_text()))

@@ -22,7 +22,7 @@ from iha.errors import DataError, UserError
 from iha.tracking.metrics import RunInfo, read_run
 from iha.tracking.mlflow import Experiment, RunImport, check_uri, explain
 from iha.tracking.summary import SUMMARY, write_summaries
-from iha.variants.colours import variant_colours
+from iha.variants.display import variant_colours
 
 log = logging.getLogger("iha.tracking")
 

@@ -23,7 +23,7 @@ COLOURS = {
 OTHERS = ("#009e73", "#8b6fc9", "#b8860b", "#4d9de0", "#a0522d", "#5f9ea0")
 
 
-def colours(variants: Iterable[str]) -> dict[str, str]:
+def variant_colours(variants: Iterable[str]) -> dict[str, str]:
     """A colour for each variant of an experiment: a built-in one always has the same."""
     names = list(variants)
     custom = [v for v in names if v not in COLOURS]
