@@ -525,7 +525,7 @@ def check_comparable(results: Results) -> int:
 #: What `snakemake` runs when no config is named.
 DEFAULT_CONFIG = Path("configs/smoke.yaml")
 #: Manifests that name cells, below results/{experiment}.
-REPORTS = ("report/report.json", "synthetic/report/report.json", "separation/separation.json")
+REPORTS = ("report/report.json", "relations/relations.json", "separation/separation.json", "theory/theory.json")
 
 
 def manifest_path(name: str) -> str:
@@ -535,6 +535,8 @@ def manifest_path(name: str) -> str:
         KeyError: no such kind of input.
     """
     kind, *rest = name.split(":")
+    if kind.startswith("study_"):
+        return "{0}/{0}.json".format(kind.removeprefix("study_"))
     patterns = {
         "flops": "flops.json",
         "items": "data/items.json",
@@ -544,9 +546,6 @@ def manifest_path(name: str) -> str:
         "ruler": "ruler/{}.json",
         "train": "runs/{}/seed{}/{}.json",
         "eval": "evals/{}/seed{}/{}.{}.json",
-        "theory": "theory.json",
-        "synthetic_data": "synthetic/{}/data.json",
-        "synthetic_run": "synthetic/{}.json",
     }
     return patterns[kind].format(*rest)
 

@@ -19,8 +19,7 @@ EXAMPLE = "table1:iha:gsm8k_maj16"
 #: What the inputs of each kind are, in the order from the number to the data.
 KINDS = {
     "eval": "evaluation", "train": "training", "flops": "ledger", "contamination": "search", "data": "text",
-    "items": "items", "ruler": "items", "tokenizer": "tokenizer", "theory": "theory", "synthetic_run": "training",
-    "synthetic_data": "examples",
+    "items": "items", "ruler": "items", "tokenizer": "tokenizer",
 }  # fmt: skip
 #: Metadata that names a thing or counts it.
 SHOWN = (

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from iha.artifacts.manifest import sha256_file
-from iha.report.page import image, tables
-from iha.report.records import Grid as Table
-from iha.report.records import cells_of
-from iha.report.render import write_texts
 from iha.stages.common import StageResult
+from iha.studies.grids import Grid as Table
+from iha.studies.grids import cells_of, image, tables, write_texts
 
 FRAGMENT = "fragment.html"
 

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from iha.evals.scores import mean_sd
-from iha.report.format import MISSING, SCALE_LABELS, big, mean_text, signed
-from iha.report.records import Grid as Table
-from iha.report.records import Text
-from iha.report.render import labelled_csv, markdown, write_texts
-from iha.report.stats import t_interval
+from iha.report.statistics import t_interval
 from iha.stages.common import Context, StageResult, run
+from iha.studies.grids import MISSING, SCALE_LABELS, Text, big, labelled_csv, markdown, mean_text, signed, write_texts
+from iha.studies.grids import Grid as Table
 from iha.studies.output import publish
 from iha.studies.relations.figures import STOPS, curves, figure3
 from iha.studies.relations.grid import RelationReportSlice, train_slice

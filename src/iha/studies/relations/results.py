@@ -16,7 +16,8 @@ from iha.config.studies import RelationModel, SyntheticConfig
 from iha.errors import DataError
 from iha.evals.scores import mean_sd
 from iha.report.paper import paper
-from iha.report.stats import LEVEL, holm, t_interval, t_test_p
+from iha.report.statistics import holm, t_interval
+from iha.studies.grids import LEVEL, t_test_p
 from iha.studies.relations.grid import RelationTrainSlice, params, train_slice
 
 #: Names of the inputs of the study's report: RUN + TASK/RUN_NAME and DATA + TASK.

@@ -7,13 +7,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from iha.report.figures import MARKERS, legend_below, pyplot, save
-from iha.report.format import MISSING, SCALE_LABELS
-from iha.report.records import Grid, Text
-from iha.report.render import labelled_csv, markdown, write_texts
 from iha.stages.common import StageResult
+from iha.studies.grids import (
+    COLOURS,
+    MARKERS,
+    MISSING,
+    SCALE_LABELS,
+    Grid,
+    Text,
+    labelled_csv,
+    legend_below,
+    markdown,
+    pyplot,
+    save,
+    write_texts,
+)
 from iha.studies.output import publish
-from iha.variants.colours import COLOURS
 
 HEADER = (
     "task", "layer", "size", "heads", "pseudo_heads", "heads_of_construction", "params", "seed", "unexplained", "floor",

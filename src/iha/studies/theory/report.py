@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from iha.report.records import Footnotes, Grid, Text
-from iha.report.render import csv_text, markdown, write_texts
 from iha.stages.common import Context, StageResult, run
+from iha.studies.grids import Footnotes, Grid, Text, csv_text, markdown, write_texts
 from iha.studies.output import publish
 from iha.studies.theory.statement import TheorySlice
 

@@ -1,7 +1,4 @@
-"""Tables with footnotes for the studies (relation composition, separation, theory), which move to iha.studies.
-
-The report itself uses `iha.report.tables`.
-"""
+"""Tables with footnotes, and figures as files, for the studies (relation composition, separation, theory)."""
 
 from __future__ import annotations
 
