@@ -41,31 +41,31 @@ def test_a_conversation_without_an_answer_is_empty(record):
     assert conversation(record) == []
 
 
-def test_sft_01_only_assistant_text_and_its_end_are_trained():
+def test_only_assistant_text_and_its_end_are_trained():
     tok = tokenizer()
     found = label(tok, [USER, ANSWER, USER, ANSWER], 100)
     trained = [token for token, on in zip(found.ids, found.mask, strict=True) if on]
     assert trained == [*tok.encode_text("seven"), tok.eot] * 2
 
 
-def test_sft_01_a_row_without_labels_is_dropped_and_counted(tmp_path):
+def test_a_row_without_labels_is_dropped_and_counted(tmp_path):
     long = {"role": "user", "content": "hats " * 200}
     manifest = build(chat_slice(chats(tmp_path, [[USER, ANSWER]] * 9 + [[long, ANSWER]]), 64), tmp_path)
     assert (manifest.facts["n_unlabelled"], manifest.facts["n_docs"], manifest.facts["n_cut"]) == (1, 9, 1)
 
 
-def test_sft_01_a_data_set_without_a_label_is_refused(tmp_path):
+def test_a_data_set_without_a_label_is_refused(tmp_path):
     long = {"role": "user", "content": "hats " * 200}
     with pytest.raises(DataError, match=r"data\.sft: 0\.0% of the tokens of the first 3"):
         build(chat_slice(chats(tmp_path, [[long, ANSWER]] * 3), 64), tmp_path)
 
 
-def test_sft_01_a_data_set_without_assistant_turns_is_refused(tmp_path):
+def test_a_data_set_without_assistant_turns_is_refused(tmp_path):
     with pytest.raises(DataError, match="no usable chat document"):
         build(chat_slice(chats(tmp_path, [[USER]] * 3), 64), tmp_path)
 
 
-def test_sft_01_the_share_of_labels_is_checked_once_on_100_conversations():
+def test_the_share_of_labels_is_checked_once_on_100_conversations():
     check = LabelCheck()
     for _ in range(99):
         check.add(100, 4)
@@ -78,14 +78,14 @@ def test_sft_01_the_share_of_labels_is_checked_once_on_100_conversations():
     assert (good.seen, good.labels) == (100, 4000)
 
 
-def test_sft_01_a_data_set_that_trains_on_everything_is_refused():
+def test_a_data_set_that_trains_on_everything_is_refused():
     check = LabelCheck()
     check.add(100, 100)
     with pytest.raises(DataError, match=r"100\.0%"):
         check.verify()
 
 
-def test_sft_02_labels_do_not_depend_on_the_pad_id():
+def test_labels_do_not_depend_on_the_pad_id():
     tok = tokenizer()
     row = Row(8)
     row.add([1, 2, 3, 10, 11, tok.eos], [False] * 3 + [True] * 3)
@@ -95,7 +95,7 @@ def test_sft_02_labels_do_not_depend_on_the_pad_id():
     assert docs.tolist() == [0] * 6 + [1] * 2
 
 
-def test_sft_02_a_cut_answer_gets_no_end_and_is_counted(tmp_path):
+def test_a_cut_answer_gets_no_end_and_is_counted(tmp_path):
     tok = tokenizer()
     long = {"role": "assistant", "content": "seven hats " * 40}
     found = label(tok, [USER, long], 32)
@@ -106,7 +106,7 @@ def test_sft_02_a_cut_answer_gets_no_end_and_is_counted(tmp_path):
     assert manifest.facts["n_cut"] == 1
 
 
-def test_sft_02_an_answer_that_just_fits_keeps_its_end():
+def test_an_answer_that_just_fits_keeps_its_end():
     tok = tokenizer()
     whole = label(tok, [USER, ANSWER], 1000)
     exact = label(tok, [USER, ANSWER], len(whole.ids))
@@ -115,7 +115,7 @@ def test_sft_02_an_answer_that_just_fits_keeps_its_end():
     assert exact.mask[-1]
 
 
-def test_sft_04_reasoning_stays_in_every_turn_and_none_is_added():
+def test_reasoning_stays_in_every_turn_and_none_is_added():
     tok = tokenizer()
     thought = {"role": "assistant", "content": "<think>\nthe cat sat\n</think>\n\nhats"}
     found = label(tok, conversation([USER, thought, USER, ANSWER]), 1000)

@@ -11,7 +11,7 @@ QUESTION = (
 )
 
 
-def test_trn_15_one_embedded_question_is_one_hit_with_shard_and_offset(tmp_path):
+def test_one_embedded_question_is_one_hit_with_shard_and_offset(tmp_path):
     texts = [TEXT] * 3 + [f"Forum:\n{QUESTION.upper().replace('?', ' ...')}\nBye"] + [TEXT] * 2
     store = text_store(tmp_path, texts, shard_tokens=900)
     report = scan(store, tokenizer(), {"gsm8k/1": QUESTION, "gsm8k/2": QUESTION[::-1]})
@@ -23,10 +23,10 @@ def test_trn_15_one_embedded_question_is_one_hit_with_shard_and_offset(tmp_path)
     assert hit.offset in [0, *store.document_ends(shard).tolist()]
     assert tokenizer().decode(store.read(start, 30).tolist()).startswith("Forum:\nA ROBE")
     assert hit.words == " ".join(words(QUESTION)[:13])
-    assert report.facts()["hits"][0]["shard"] == hit.shard
+    assert report.metadata()["hits"][0]["shard"] == hit.shard
 
 
-def test_trn_15_processes_find_the_same(tmp_path):
+def test_processes_find_the_same(tmp_path):
     store = text_store(tmp_path, [TEXT, QUESTION, TEXT, TEXT, QUESTION], shard_tokens=200)
     items = {"q": QUESTION}
     assert scan(store, tokenizer(), items, workers=2) == scan(store, tokenizer(), items)

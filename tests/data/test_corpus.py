@@ -41,7 +41,7 @@ def test_blank_and_broken_records_are_counted_not_fatal(tmp_path):
     assert tally == Tally(documents=2, empty=2, broken=4)
 
 
-def test_tok_05_files_come_in_sorted_order_whatever_the_listing(tmp_path, monkeypatch):
+def test_files_come_in_sorted_order_whatever_the_listing(tmp_path, monkeypatch):
     for i in (3, 1, 2):
         write_rows(tmp_path / f"{i}.jsonl", [{"text": str(i)}])
     source = files(tmp_path / "*.jsonl", tmp_path / "1.jsonl")

@@ -61,21 +61,21 @@ def test_the_order_looks_random():
     assert not np.array_equal(image, permute(np.arange(10_000), 10_000, 7, 1))
 
 
-def test_trn_05_a_resumed_epoch_repeats_and_loses_nothing():
+def test_a_resumed_epoch_repeats_and_loses_nothing():
     straight = samples(0, 64, 64, 3)
     resumed = np.concatenate([samples(0, 20, 64, 3), samples(20, 44, 64, 3)])
     assert len(set(resumed.tolist())) == 64
     assert np.array_equal(straight, resumed)
 
 
-def test_trn_05_every_epoch_has_every_sample_once_in_its_own_order():
+def test_every_epoch_has_every_sample_once_in_its_own_order():
     epochs = samples(0, 3 * 64, 64, 3).reshape(3, 64)
     assert all(len(set(epoch)) == 64 for epoch in epochs.tolist())
     assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
 
 
 @pytest.mark.parametrize("name", ["store", "packed"])
-def test_trn_05_the_global_batch_does_not_know_the_world_size(name, request):
+def test_the_global_batch_does_not_know_the_world_size(name, request):
     found = request.getfixturevalue(name)
     batches = Batches(found, 48, 8, seed=5)
     for step in (0, 3, 40):
@@ -132,7 +132,7 @@ def test_sft_targets_are_the_labelled_tokens_and_stay_within_a_document(packed):
     assert batch.doc_ids.dtype == torch.int32
 
 
-def test_pck_01_document_numbers_give_a_block_diagonal_mask():
+def test_document_numbers_give_a_block_diagonal_mask():
     from iha.data.chat import Row, row_arrays
 
     row = Row(8)

@@ -45,7 +45,7 @@ def test_a_document_of_just_the_least_length_is_kept(tmp_path, least, kept):
 
 
 @pytest.mark.parametrize(("limit", "length"), [(3, 3), (4, 4), (5, 5), (6, 6), (7, 6), (None, 6)])
-def test_tok_04_a_document_is_cut_to_just_its_limit_and_ends_in_eos(limit, length):
+def test_a_document_is_cut_to_just_its_limit_and_ends_in_eos(limit, length):
     tok = tokenizer()
     ids = Encoder(EncoderSettings(tok.folder, 0, limit)).document("cat cat cat cat").tolist()
     assert len(ids) == length and ids[0] == tok.bos and ids[-1] == tok.eos
@@ -185,7 +185,7 @@ def test_the_order_is_that_of_a_slow_walk_for_any_size(size, seed, epoch, data):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 30), st.integers(0, 100), st.integers(0, 40), st.integers(0, 9))
-def test_trn_05_any_stretch_of_the_run_is_a_stretch_of_the_whole(size, first, count, seed):
+def test_any_stretch_of_the_run_is_a_stretch_of_the_whole(size, first, count, seed):
     whole = order.samples(0, 150, size, seed)
     assert order.samples(first, count, size, seed).tolist() == whole[first : first + count].tolist()
 

@@ -50,7 +50,7 @@ def test_no_test_question_is_in_training(task):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_trn_15_no_run_of_words_of_a_test_question_is_in_training_text(task):
+def test_no_run_of_words_of_a_test_question_is_in_training_text(task):
     index = Index({str(i): item[QUESTION[task]] for i, item in enumerate(items(task, "test", 200, 0))})
     for item in items(task, "train", 1500, 1):
         assert not index.matches(text(task, item))

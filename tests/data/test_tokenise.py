@@ -38,7 +38,7 @@ def test_every_document_has_its_bos_and_its_eos(tmp_path):
     assert documents_of(store) == [[tok.bos, *tok.encode_text(text), tok.eos] for text in texts]
 
 
-def test_tok_04_boundaries_survive_truncation_and_blank_documents(tmp_path):
+def test_boundaries_survive_truncation_and_blank_documents(tmp_path):
     tok = tokenizer()
     five, three = "cat cat cat cat cat", "cat cat cat"
     assert (len(tok.encode_text(five)), len(tok.encode_text(three))) == (5, 3)
@@ -59,24 +59,24 @@ def wide_store(state, ids, vocab_size=128_256, **changed):
     return Manifest(stage="tokenise", slice={}, code="0", files=built.files, facts=facts)
 
 
-def test_tok_02_ids_above_16_bits_are_kept(tmp_path):
+def test_ids_above_16_bits_are_kept(tmp_path):
     ids = [65_535, 65_536, 65_537, 128_000, 128_009]
     store = TokenStore.open(wide_store(tmp_path, ids), tmp_path)
     assert store.dtype == np.uint32
     assert store.read(0, 5).tolist() == ids
 
 
-def test_tok_02_a_document_of_more_than_65535_tokens_is_one_document(tmp_path):
+def test_a_document_of_more_than_65535_tokens_is_one_document(tmp_path):
     store = text_store(tmp_path, ["cat" + " cat" * 65_534], shard_tokens=1000)
     assert store.document_ends(0).tolist() == [65_537]
 
 
-def test_tok_02_a_shard_read_as_another_type_is_refused(tmp_path):
+def test_a_shard_read_as_another_type_is_refused(tmp_path):
     with pytest.raises(DataError, match="is not 1 ids of uint16"):
         TokenStore.open(wide_store(tmp_path, [128_000], dtype="uint16"), tmp_path)
 
 
-def test_tok_02_an_id_outside_the_vocabulary_is_refused(tmp_path):
+def test_an_id_outside_the_vocabulary_is_refused(tmp_path):
     with pytest.raises(DataError, match="id 128256 is outside the vocabulary 128256"):
         TokenStore.open(wide_store(tmp_path, [1, 128_256]), tmp_path)
 
@@ -150,7 +150,7 @@ def ten(folder):
     return text_slice(folder / "*.jsonl", shard_tokens=60)
 
 
-def test_tok_05_each_document_once_and_the_same_bytes_for_1_and_4_workers(tmp_path, monkeypatch):
+def test_each_document_once_and_the_same_bytes_for_1_and_4_workers(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenise, "BATCH_CHARS", 30)
     part = ten(tmp_path / "in")
     one, four = (build(part, tmp_path / str(n), n) for n in (1, 4))
@@ -161,7 +161,7 @@ def test_tok_05_each_document_once_and_the_same_bytes_for_1_and_4_workers(tmp_pa
     assert sorted(int(text.split(":")[0].split()[1]) for text in texts) == list(range(10))
 
 
-def test_tok_05_the_same_bytes_for_a_reversed_listing(tmp_path, monkeypatch):
+def test_the_same_bytes_for_a_reversed_listing(tmp_path, monkeypatch):
     part = ten(tmp_path / "in")
     build(part, tmp_path / "straight")
     listing = found_files.glob
@@ -178,7 +178,7 @@ def _suicidal(self, batch, first=tokenise.Encoder.__call__, parent=PARENT):
     return first(self, batch)
 
 
-def test_tok_05_the_same_bytes_after_a_worker_is_killed(tmp_path, monkeypatch, caplog):
+def test_the_same_bytes_after_a_worker_is_killed(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tokenise, "BATCH_CHARS", 30)
     part = ten(tmp_path / "in")
     build(part, tmp_path / "whole")
@@ -220,7 +220,7 @@ def stage(part, state, *, threads=2):
     )
 
 
-def test_tok_05_the_same_bytes_after_the_whole_stage_is_killed(tmp_path):
+def test_the_same_bytes_after_the_whole_stage_is_killed(tmp_path):
     rows = [{"text": f"{i} {TEXT}"} for i in range(1200)]
     part = text_slice(write_rows(tmp_path / "big.jsonl", rows), shard_tokens=20_000)
     state, first = tmp_path / "state", tmp_path / "state/data/pretrain/shard_00001.ds"

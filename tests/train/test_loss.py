@@ -1,9 +1,11 @@
-"""The loss: one value per labelled token, however the tokens are cut up."""
+"""The loss: one value per labelled token, however the tokens are cut up, and the formula in float64."""
 
 import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional
 from trainlab import Bigram, Fixed, make_loop, recipe, run_loop
 
@@ -97,3 +99,72 @@ def test_a_batch_without_labels_is_skipped_not_counted_as_zero(tmp_path):
     rows = run_loop(loop).rows
     assert math.isnan(rows[1]["loss"])
     assert [rows[s]["skipped"] for s in (1, 2, 3)] == [1, 1, 1]
+
+
+QUICK = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+def exact(hidden, weight, targets):
+    """Summed cross-entropy of the labelled tokens and its gradients in float64."""
+    hidden, weight = (x.detach().double().requires_grad_() for x in (hidden, weight))
+    labelled = targets.flatten() != -100
+    logits = (hidden.reshape(-1, hidden.shape[-1]) @ weight.T)[labelled]
+    right = logits.gather(1, targets.flatten()[labelled, None])[:, 0]
+    total = (logits.logsumexp(1) - right).sum()
+    return total, torch.autograd.grad(total, (hidden, weight))
+
+
+CASES = st.fixed_dictionaries(
+    {
+        "shape": st.sampled_from([(1,), (5,), (2, 3), (3, 1, 4)]),
+        "vocab": st.sampled_from([1, 2, 17]),
+        "chunk": st.integers(1, 9),
+        "scale": st.sampled_from([0.1, 1.0, 30.0]),
+        "labelled": st.sampled_from([0.3, 0.7, 1.0]),
+        "seed": st.integers(0, 99),
+    }
+)
+
+
+@settings(QUICK, max_examples=15)
+@given(CASES)
+def test_the_loss_is_the_formula_in_float64_whatever_the_shape_and_the_chunk(case):
+    g = torch.Generator().manual_seed(case["seed"])
+    hidden = (case["scale"] * torch.randn(*case["shape"], 6, generator=g)).requires_grad_()
+    weight = torch.randn(case["vocab"], 6, generator=g).requires_grad_()
+    targets = torch.randint(0, case["vocab"], case["shape"], generator=g)
+    targets[torch.rand(case["shape"], generator=g) > case["labelled"]] = -100
+    loss = token_loss_sum(hidden, weight, targets, case["chunk"])
+    want, grads = exact(hidden, weight, targets)
+    torch.testing.assert_close(loss.double(), want, rtol=1e-5, atol=1e-4)
+    ours = torch.autograd.grad(loss, (hidden, weight))
+    for mine, theirs in zip(ours, grads, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_no_tokens_are_no_loss():
+    hidden, weight = torch.zeros(0, 3, requires_grad=True), torch.ones(5, 3, requires_grad=True)
+    loss = token_loss_sum(hidden, weight, torch.zeros(0, dtype=torch.long), 4)
+    loss.backward()
+    assert loss.item() == 0 and not weight.grad.any() and hidden.grad.shape == (0, 3)
+
+
+def test_equal_logits_cost_the_logarithm_of_the_vocabulary():
+    hidden, weight = torch.zeros(7, 3), torch.randn(11, 3)
+    targets = torch.tensor([0, 10, 5, -100, 3, 3, -100])
+    assert token_loss_sum(hidden, weight, targets, 2).item() == pytest.approx(5 * math.log(11), rel=1e-6)
+
+
+def test_gradients_have_the_types_of_what_they_belong_to():
+    hidden = torch.randn(4, 6).bfloat16().requires_grad_()
+    weight = torch.randn(9, 6, requires_grad=True)
+    token_loss_sum(hidden, weight, torch.tensor([1, 2, 3, 4]), 3, torch.bfloat16).backward()
+    assert (hidden.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_a_surrounding_autocast_lowers_nothing_that_was_not_asked_for():
+    torch.manual_seed(0)
+    hidden, weight, targets = torch.randn(50, 16), torch.randn(40, 16), torch.arange(50) % 40
+    plain = token_loss_sum(hidden, weight, targets, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert token_loss_sum(hidden, weight, targets, 16).item() == plain.item()

@@ -1,7 +1,7 @@
 """Conversations for fine-tuning: normal form, ids with labels, rows packed to one length.
 
 Loss falls on assistant content and its ``<|eot_id|>`` only. A conversation longer than a row is cut; a cut answer has
-no ``<|eot_id|>``, so the model is not taught to stop there (SFT-02).
+no ``<|eot_id|>``, so the model is not taught to stop there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from iha.data.tokenizer import Tokenizer
 from iha.errors import DataError
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-#: Share of labelled tokens on the first conversations outside of which a data set is refused (SFT-01).
+#: Share of labelled tokens on the first conversations outside of which a data set is refused.
 LABELLED = (0.05, 0.99)
 CHECKED = 100
 #: Rows kept open while packing; one that fits no further conversation waits at most this long.
@@ -72,7 +72,7 @@ def label(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], seq_len: 
 
 @dataclass
 class LabelCheck:
-    """Refuses a data set that would train on nothing, or on everything, after its first 100 conversations (SFT-01)."""
+    """Refuses a data set that would train on nothing, or on everything, after its first 100 conversations."""
 
     seen: int = 0
     tokens: int = 0

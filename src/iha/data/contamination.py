@@ -1,4 +1,4 @@
-"""Evaluation items inside training text: shared runs of 13 words, case and punctuation aside (TRN-15).
+"""Evaluation items inside training text: shared runs of 13 words, case and punctuation aside.
 
 Reads token stores, not corpora, so it sees what is trained on and can say where. A hit stops nothing; the report
 prints it. Items of fewer than 13 but at least 8 words are looked for whole, shorter ones cannot be checked.
@@ -46,7 +46,7 @@ class Report:
     too_short: int
     hits: tuple[Hit, ...]
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """For a manifest."""
         return {**asdict(self), "hits": [asdict(hit) for hit in self.hits], "n_words": N_WORDS}
 

@@ -1,4 +1,4 @@
-"""The order of samples: index arithmetic on (seed, epoch, position). Knows no world size, worker or restart (TRN-05).
+"""The order of samples: index arithmetic on (seed, epoch, position). Knows no world size, worker or restart.
 
 The permutation is a Feistel network of at least the needed bits, walked along its cycles until it lands inside: no
 table, so a store of any size costs the same, and the order depends on no library's random generator.

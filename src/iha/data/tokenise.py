@@ -236,7 +236,7 @@ class Tokens:
 
     @property
     def kept(self) -> bool:
-        """Whether the store takes it: long enough, and of conversations those with a label (SFT-01)."""
+        """Whether the store takes it: long enough, and of conversations those with a label."""
         return not self.short and (self.mask is None or self.labels > 0)
 
 

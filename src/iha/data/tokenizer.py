@@ -4,7 +4,7 @@ A tokenizer folder holds what `transformers.AutoTokenizer` reads (tokenizer.json
 chat_template.jinja) and two files of ours: `ids.json` (sizes and control ids) and, where both ways were found to give
 identical ids, `ranks.tiktoken`, which encodes 4-5 times faster per core than `tokenizers`.
 
-Text never becomes a control token: a document or a message that spells ``<|eot_id|>`` stays text (TOK-01).
+Text never becomes a control token: a document or a message that spells ``<|eot_id|>`` stays text.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Message = Mapping[str, str]
 
 
 def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """Smallest unsigned type that holds every id (TOK-02); datatrove's rule."""
+    """Smallest unsigned type that holds every id; datatrove's rule."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
@@ -117,7 +117,7 @@ class Tokenizer:
         """Llama 3's chat layout: ids, and whether each is trained on (assistant content and its ``<|eot_id|>``).
 
         Exactly one BOS. Messages are ``{"role", "content"}``; content is stripped as the template does, nothing else:
-        a ``<think>`` part stays in every turn (SFT-04).
+        a ``<think>`` part stays in every turn.
         """
         ids, mask = [self.bos], [False]
         for message in messages:

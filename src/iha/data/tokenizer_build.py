@@ -24,7 +24,7 @@ from iha.errors import DataError
 
 log = logging.getLogger("iha")
 
-#: Llama 3's chat layout, with the assistant's part between generation marks (SFT-01).
+#: Llama 3's chat layout, with the assistant's part between generation marks.
 CHAT_TEMPLATE = (
     "{{- bos_token }}"
     "{%- for message in messages %}"

@@ -20,7 +20,7 @@ def body(part: ContaminationSlice, context: Context) -> StageResult:
     context.verify("tokenizer", "items")
     tokenizer = Tokenizer.load(context.state / "tokenizer")
     report = contamination.scan(store, tokenizer, questions(context.inputs["items"], context), context.threads)
-    return StageResult(metadata=report.facts())
+    return StageResult(metadata=report.metadata())
 
 
 def questions(items: Manifest, context: Context) -> dict[str, str]:
