@@ -52,6 +52,7 @@ def given(folder, task, rows):
             [*math_rows("1"), {**math_rows("1")[0], "problem": None}],
             r"line 2: problem is null; needed: text",
         ),
+        ("math500", [{**math_rows("1")[0], "subject": "\ud800"}], "line 1: half of a surrogate pair"),
         ("math500", [{**math_rows("1")[0], "answer": 7}], r"line 1: answer is 7; needed: text"),
         ("math500", [{**math_rows("1")[0], "problem": " "}], r'line 1: problem is " "; needed: text'),
         (
@@ -68,7 +69,7 @@ def given(folder, task, rows):
         ("mbpp", [{**MBPP, "task_id": 511}, {**MBPP, "task_id": 10}], "the test split is empty"),
         ("humaneval", [{"prompt": "p"}], "needed: task_id, prompt, canonical_solution, test, entry_point"),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_items_that_are_not_the_benchmarks_are_refused_before_anything_is_written(tmp_path, task, rows, words):
     with pytest.raises(DataError, match=words):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from iha.artifacts.manifest import atomic_path, sha256_file
 from iha.config.schema import FileSource, HubSource, Source
-from iha.data.files import matching, read_records
+from iha.data.files import has_surrogates, matching, read_records
 from iha.errors import DataError
 from iha.evals.ruler import questions
 
@@ -162,6 +162,10 @@ def _check(task: str, splits: Splits) -> None:
                 raise DataError(
                     f"evals.items.{task}: {split} items lack {', '.join(missing)} ({place}); "
                     f"needed: {', '.join(hub.columns)}."
+                )
+            if has_surrogates(json.dumps(row, ensure_ascii=False, default=str)):
+                raise DataError(
+                    f"evals.items.{task}: {place}: half of a surrogate pair; allowed: text with a UTF-8 form."
                 )
             for column in (*hub.texts, *hub.lists):
                 needed = "a list of texts" if column in hub.lists else "text"

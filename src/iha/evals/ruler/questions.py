@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from iha.data.files import read_text
 from iha.errors import DataError
 
 
@@ -61,7 +62,10 @@ def read_questions(name: str, items_dir: Path | None) -> Corpus:
     squad = name == "qa_1"
     if path is not None and path.exists():
         try:
-            data = json.loads(path.read_text(encoding="utf-8-sig"))
+            text, replaced = read_text(path)
+            if replaced:
+                raise ValueError("not UTF-8")
+            data = json.loads(text)
             return as_corpus(squad_file(data) if squad else hotpot_file(data))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
