@@ -140,12 +140,13 @@ def write_report(results: Results, folder: Path, experiment: Path) -> dict[str, 
         "depth": figures.depth(results, folder),
     }
     report.note(_figure_cells(results))
+    drawn = any(results.losses(v, seed, "pretrain") for v in results.part.variants for seed in results.part.seeds)
     page = {
         "results": results,
         "label": SCALE_LABELS[results.part.scale],
         "verdict": verdict(results, headline),
         "missing": missing([*papers["table1"][1], *papers["table2"][1], *ruler_columns]),
-        "figures": {name: report.figure(paths) for name, paths in pictures.items()},
+        "figures": {name: report.figure(paths) for name, paths in pictures.items()} | ({} if drawn else {"loss": ""}),
         "summary": summary,
         "compare": compare,
         "table1": papers["table1"][0],
