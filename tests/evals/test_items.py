@@ -174,13 +174,13 @@ def test_tasks_are_left_as_they_were_after_their_requests_are_built():
 
 @pytest.mark.parametrize("name", SETS)
 def test_the_gold_continues_the_prompt_and_is_right_by_its_own_answer(name):
-    from iha.evals import grade
+    from iha.evals import grading
 
     benchmark = BENCHMARKS[name]
     for doc in list(tasks(*SOURCES)[name].test_docs())[:8]:
         if benchmark.answer is not None:
             assert benchmark.gold(doc).startswith(" ")
-            assert grade.equal(name, grade.extract(name, benchmark.gold(doc)), benchmark.answer(doc))
+            assert grading.equal(name, grading.extract(name, benchmark.gold(doc)), benchmark.answer(doc))
         else:
             space = {}
             exec("\n".join(benchmark.program(doc, benchmark.gold(doc))), space)

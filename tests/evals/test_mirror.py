@@ -19,7 +19,7 @@ from iha.artifacts.manifest import Manifest, file_entry, read_manifest, sha256_f
 from iha.config.load import parse_config
 from iha.config.schema import BookSource, HubSource
 from iha.errors import ConfigError, DataError
-from iha.evals import grade, sandbox
+from iha.evals import grading, sandbox
 from iha.evals.mirror import ESSAYS, SETS, haystack_kind, local_files, write_code_metric, write_haystack, write_set
 from iha.evals.ruler.items import read_items, write_items
 from iha.evals.ruler.tasks import read_haystack
@@ -304,8 +304,8 @@ def test_every_real_math_solution_is_right_by_our_own_gold(tmp_path):
     rows = [json.loads(line) for line in (Path(REAL) / "math500_test.jsonl").read_text().split("\n") if line]
     golds = [BENCHMARKS["math500"].answer(doc) for doc in load_tasks(["math500"], tmp_path)["math500"].test_docs()]
     pairs = list(zip(rows, golds, strict=True))
-    assert sum(grade.equal("math500", grade.extract("math500", r["solution"]), gold) for r, gold in pairs) == 500
-    assert sum(grade.equal("math500", r["answer"], gold) for r, gold in pairs) == 500
+    assert sum(grading.equal("math500", grading.extract("math500", r["solution"]), gold) for r, gold in pairs) == 500
+    assert sum(grading.equal("math500", r["answer"], gold) for r, gold in pairs) == 500
 
 
 METRIC = """

@@ -400,3 +400,11 @@ def test_score_refuses_what_it_cannot_score():
         score("niah_single_9", "x", ["x"])
     with pytest.raises(ValueError, match="0 references"):
         score("vt", "x", [])
+
+
+NEWLINES = "\n" * 300_000
+
+
+def test_loops_in_a_long_context_answer_are_read_in_one_pass():
+    assert score("niah_single_1", f"1234567{NEWLINES}x", ["1234567"]) == {"official": 1.0, "strict": 1.0}
+    assert score("vt", "VAR " * 300_000, ["ABCDE"]) == {"official": 0.0, "strict": 0.0}

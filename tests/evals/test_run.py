@@ -16,8 +16,8 @@ from lm_eval.evaluator import evaluate as lm_eval_evaluate
 from iha.artifacts.manifest import Manifest, file_entry, sha256_file, verify_files
 from iha.config.schema import BookSource, Suite, Variant
 from iha.errors import UserError
+from iha.evals import formula, sandbox
 from iha.evals import run as run_module
-from iha.evals import sandbox, symbolic
 from iha.evals.generate import AnswerJournal
 from iha.evals.lm import IhaLM
 from iha.evals.mirror import write_set
@@ -177,7 +177,7 @@ def test_the_examples_that_each_task_really_used_are_recorded(monkeypatch):
 def test_comparisons_without_a_verdict_are_counted(monkeypatch, caplog):
     """A sum over ten million terms against 1.5 needs longer than a comparison may take."""
     hard = r"\sum_{k=1}^{10000000}\frac{1}{k^2+k\sin k}"
-    monkeypatch.setattr(symbolic, "SECONDS", 1.0)
+    monkeypatch.setattr(formula, "SECONDS", 1.0)
     monkeypatch.setattr(
         run_module, "official_scores", lambda *_: [{("exact_match", "none"): 0.0, ("math_verify", "none"): 0.0}]
     )

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iha.evals import scores
-from iha.evals.grade import equal as graded
+from iha.evals.grading import equal as graded
 from iha.evals.ruler.scoring import score as ruler_score
 from iha.evals.ruler.scoring import summary
 from iha.evals.run import GradedAnswer, ItemRecord, add_rates, metric_row, prompt_sha, write_records

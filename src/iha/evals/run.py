@@ -6,8 +6,8 @@ The way of a score, for example of GSM8K's Maj@16 after fine-tuning:
 2. `tasks.load_tasks` builds lm-eval's stock task on them; `tasks.requests` renders one prompt per item.
 3. `lm.IhaLM.answers` encodes each prompt once and asks for k draws of it.
 4. `generate.Generator` prefills the prompt, decodes its k answers, appends them to the journal.
-5. `grade.extract` reads the final answer from each text.
-6. `grade.equal` compares it with the gold; programs run in `sandbox.check` instead.
+5. `grading.extract` reads the final answer from each text.
+6. `grading.equal` compares it with the gold; programs run in `sandbox.check` instead.
 7. `scores.majority` or `scores.pass_at_k` turns the verdicts of an item into its scores (`ItemRecord.scores`).
 8. `metric_row` averages a metric over the items, with its interval; RULER's scores (`ruler.scoring`) join here.
 9. The stage evaluate writes `samples.jsonl.gz` (`write_records`) and the rows into its manifest.
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lm_eval.api.instance import Instance
 
 from iha.artifacts.manifest import atomic_path
-from iha.evals import grade, sandbox
+from iha.evals import grading, sandbox
 from iha.evals.generate import Answer
 from iha.evals.lm import DEFAULT_MAX_GEN, IhaLM
 from iha.evals.ruler.items import Item, prompt
@@ -158,12 +158,12 @@ def run_suite(
     """
     result = SuiteResult()
     for name, task in tasks.items():
-        before = grade.timeouts()
+        before = grading.timeouts()
         run = _BenchmarkRun(lm, BENCHMARKS[name], task, settings)
         result.rows += run.rows(sources[name])
         result.records += run.records
         result.shots[name] = run.shots
-        result.grading_timeouts[name] = grade.timeouts() - before
+        result.grading_timeouts[name] = grading.timeouts() - before
         if result.grading_timeouts[name]:
             log.warning(
                 "%s: %d comparisons of answers ran out of time or memory and were graded as different.",
@@ -283,7 +283,7 @@ class _BenchmarkRun:
         return self.benchmark.answer(doc)
 
     def _graded(self, answer: GradedAnswer, gold: str) -> GradedAnswer:
-        extracted = grade.extract(self.benchmark.name, answer.text)
+        extracted = grading.extract(self.benchmark.name, answer.text)
         correct = extracted is not None and _equal(self.benchmark.name, extracted, gold)
         return replace(answer, extracted=extracted, correct=correct)
 
@@ -299,7 +299,9 @@ class _BenchmarkRun:
                 record.scores["em"] = float(bool(record.answers[0].correct))
             record.scores["p1"] = right / len(drawn)
             equal = partial(_equal, self.benchmark.name)
-            record.scores[f"maj{len(drawn)}"] = majority([a.extracted for a in drawn], self._gold(request.doc), equal)
+            record.scores[f"maj{len(drawn)}"] = majority(
+                [a.extracted for a in drawn], self._gold(request.doc), equal, partial(_candidate, self.benchmark.name)
+            )
             texts = [a.text for a in record.answers if a.draw == "greedy"] or [a.text for a in drawn]
             official = official_scores(self.task, request, texts)
             for key, name in self.benchmark.official.items():
@@ -308,7 +310,12 @@ class _BenchmarkRun:
 
 @cache
 def _equal(benchmark: str, answer: str, gold: str) -> bool:
-    return grade.equal(benchmark, answer, gold)
+    return grading.equal(benchmark, answer, gold)
+
+
+@cache
+def _candidate(benchmark: str, answer: str) -> str:
+    return grading.candidate(benchmark, answer)
 
 
 # Long context --------------------------------------------------------------------------------------------------------

@@ -39,7 +39,12 @@ def pass_at_k(n: int, c: int, k: int) -> float | None:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def majority(answers: Sequence[str | None], gold: str, equal: Callable[[str, str], bool]) -> float:
+def majority(
+    answers: Sequence[str | None],
+    gold: str,
+    equal: Callable[[str, str], bool],
+    candidate: Callable[[str], str] | None = None,
+) -> float:
     """Credit of a majority vote over `answers`: its expected value under a random tie-break.
 
     Equal answers are one candidate however they are written; None (no answer found, sample missing) never wins.
@@ -49,11 +54,14 @@ def majority(answers: Sequence[str | None], gold: str, equal: Callable[[str, str
         answers: one extracted answer per sample.
         gold: the right answer.
         equal: symmetric equality of two answers; the second may be the gold.
+        candidate: what an answer is a vote for, one text for all its spellings; without it, chains of equal answers
+            are one candidate.
 
     Returns:
         (winning candidates that are right) / (winning candidates): 1 or 0 without a tie.
     """
-    clusters = _clusters(Counter(a for a in answers if a is not None), equal)
+    votes = Counter(a for a in answers if a is not None)
+    clusters = _clusters(votes, equal if candidate is None else lambda a, b: candidate(a) == candidate(b))
     if not clusters:
         return 0.0
     top = max(votes for _, votes in clusters)

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from iha.errors import ConfigError, DataError
-from iha.evals import latex
+from iha.evals.grading import extract, last_boxed
 from iha.evals.programs import complete, humaneval_tests, mbpp_tests
 
 if TYPE_CHECKING:
@@ -54,14 +54,12 @@ def _humaneval(doc: Doc, text: str) -> tuple[str, str]:
 
 
 def _mbpp(doc: Doc, text: str) -> tuple[str, str]:
-    from iha.evals.grade import extract
-
     return extract("mbpp", text) or "", mbpp_tests(doc.get("test_setup_code") or "", doc["test_list"])
 
 
 def _math_answer(doc: Doc) -> str:
     """The solution's last box: in place of `answer` the stock task puts what Minerva's normalisation leaves of it."""
-    boxed = latex.last_boxed(doc["solution"])
+    boxed = last_boxed(doc["solution"])
     return str(doc["answer"]) if boxed is None else boxed
 
 

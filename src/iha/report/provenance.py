@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from iha.artifacts.fingerprint import git_state
 from iha.artifacts.manifest import Manifest
 from iha.config.schema import SPLITS, TrainStage
-from iha.evals.grade import CODE
+from iha.evals.grading import CODE
 from iha.planning.slices import TrainSlice
 from iha.report.results import BENCHMARKS, STAGES, STOCK_SHOTS, Results, manifest_path
 from iha.report.tables import big

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+
 import pytest
 
-from iha.evals.grade import extract
+from iha.evals.grading import extract
 from iha.evals.programs import STOPS, code_of, complete, defines, humaneval_tests, mbpp_tests
 
+DATA = os.environ.get("IHA_TEST_DATA")
+NEWLINES = "\n" * 300_000
 DEF = "def f(x):\n    return x + 1"
 
 
 @pytest.mark.parametrize("language", ["bash", "sh", "text", "c++", "objective-c", "json", "shell-session", "c#", ""])
-def test_cod_02_a_fence_of_another_kind_before_the_program_does_not_hide_it(language):
+def test_a_fence_of_another_kind_before_the_program_does_not_hide_it(language):
     text = f"First:\n```{language}\npip install x\n```\nThen:\n```python\n{DEF}\n```\nand\n```{language}\n2\n```\n"
     assert code_of(text) == DEF
     assert complete("def f(x):\n", text, "f") == DEF
@@ -101,3 +107,76 @@ def test_tests_are_statements_that_raise():
     with pytest.raises(AssertionError):
         exec(mbpp_tests("", ["assert f(1) == 3"]), space)
     assert mbpp_tests("", []) == "\n"
+
+
+PROMPT = 'from typing import List\n\ndef add(a, b):\n    """Add."""\n'
+
+
+def runs(program):
+    scope = {}
+    try:
+        exec(compile(program, "p", "exec"), scope)
+    except SyntaxError:
+        return False
+    return scope["add"](1, 2) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("    return a + b", True),
+        ("return a + b", False),
+        ("\n    return a + b", True),
+        ("Sure:\n```python\ndef add(a: List[int], b):\n    return a + b\n```\nDone.", True),
+        (
+            "```python\nfrom math import pi\ndef add(a, b):\n    return helper(a, b)\ndef helper(a, b):\n    return a + b\n```",
+            True,
+        ),
+        ("```\n    return a + b\n```", True),
+        ("    return a + b\n\ndef add(a, b):\n    return 0\n", True),
+        ("    return a + b\nprint(add(1))", True),
+        ("    return a + b\n# add(1, 2)\n```", True),
+        ("def add(a, b):\n    return a + b\n", True),
+    ],
+)
+def test_completions(text, right):
+    assert runs(complete(PROMPT, text, "add")) is right
+
+
+def test_a_stripped_prompt_breaks_the_first_completion():
+    assert not runs(complete(PROMPT.rstrip("\n"), "    return a + b", "add"))
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("def f():\n    return 1\n[DONE]\nmore", "def f():\n    return 1"),
+        ("[BEGIN]\ndef f(): pass\n[DONE]", "def f(): pass"),
+        ("```python\ndef f(): pass\n```\nUse it:\n```python\nf()\n```", "def f(): pass"),
+        ("```py\r\nx = 1\n```", "x = 1"),
+        ("```python\ndef f():\n    pass", "def f():\n    pass"),
+        ("<think>```python\nwrong\n```</think>```python\nright = 1\n```", "right = 1"),
+        ("  \n", None),
+    ],
+)
+def test_program_in_a_text(text, code):
+    assert extract("mbpp", text) == code
+    assert "<think>" in text or code_of(text) == code
+
+
+def test_tests_follow_the_program():
+    assert humaneval_tests("def check(c): pass", "f").endswith("\ncheck(f)\n")
+    assert mbpp_tests("import math\r\nx=1", ["assert a", "assert b"]) == "import math\nx=1\nassert a\nassert b\n"
+
+
+@pytest.mark.skipif(not DATA, reason="IHA_TEST_DATA is not set: a folder with mbpp.jsonl")
+def test_the_test_split_of_mbpp():
+    items = [json.loads(line) for line in (Path(DATA) / "mbpp.jsonl").read_text().splitlines()]
+    assert [i["task_id"] for i in items if 11 <= i["task_id"] <= 510] == list(range(11, 511))
+    assert {2, 3, 4} <= {i["task_id"] for i in items}
+
+
+def test_loops_in_a_program_are_read_in_one_pass():
+    assert code_of(f"```python\nx = 1{NEWLINES}y = 2\n```").startswith("x = 1\n")
+    assert code_of("```\n" * 30_000) is not None
+    assert complete("def f():\n", f"    return 1{NEWLINES}\ndef", "f").endswith("\n")
