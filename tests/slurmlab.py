@@ -20,7 +20,7 @@ SCRIPTS = ROOT / "tests" / "slurm"
 BIN = Path(sys.executable).parent
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel")
 
-#: Workflows that were started in the background; whoever fails leaves none behind.
+#: Workflows that were started in the background; none is left behind by a test that fails.
 HEADS: list[subprocess.Popen] = []
 
 
@@ -62,7 +62,7 @@ def job(**resources):
     )  # fmt: skip
 
 
-#: A workflow of one training, which leaves the time limit, the end of the command and a parameter open.
+#: A workflow of one training rule; time limit and Python are filled in, the parameter is config's.
 TRAIN = """
 rule all:
     input: "done.txt"
@@ -73,7 +73,7 @@ rule train:
     shell: "%(python)s train.py run && echo {params.v} > {output}"
 """
 
-#: A trainer: counts steps until the file `finish` appears; saves and leaves with 75 when told to stop.
+#: A trainer: counts steps until the file `finish` appears; on a signal it saves and exits with 75.
 TRAINER = """
 import os, signal, sys, time
 from pathlib import Path

@@ -18,7 +18,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_executor_plugin_submitit import slurm, task
 from snakemake_executor_plugin_submitit.request import JobKey, JobRequest, sbatch_options
 
-#: Time limit of local jobs in minutes: submitit wants one, a machine without a scheduler has none.
+#: Time limit of local jobs in minutes: submitit requires one, a machine without a scheduler has none.
 UNLIMITED = 10 * 365 * 24 * 60
 #: What sbatch writes when the controller may or may not have accepted the job.
 UNSURE = ("timed out", "unable to contact", "temporarily", "connection refused", "try again")

@@ -18,12 +18,12 @@ from snakemake_executor_plugin_submitit.request import key_of, read_request
 
 
 def make(tmp_path, **settings):
-    """An executor without Snakemake around it; what it says is in `said`, jobs that failed in `failed`."""
+    """An executor without Snakemake around it; its messages are in `messages`, jobs that failed in `failed`."""
     made = object.__new__(Executor)
     made.prepare(ExecutorSettings(**settings))
     made.code = {}
-    made.folder, made.said, made.failed, made.submitted = tmp_path / "submitit", [], [], []
-    made.logger = types.SimpleNamespace(**dict.fromkeys(("info", "warning", "error"), made.said.append))
+    made.folder, made.messages, made.failed, made.submitted = tmp_path / "submitit", [], [], []
+    made.logger = types.SimpleNamespace(**dict.fromkeys(("info", "warning", "error"), made.messages.append))
     scheduler = types.SimpleNamespace(error_callback=made.failed.append)
     made.workflow = types.SimpleNamespace(scheduler=scheduler, main_snakefile=str(tmp_path / "Snakefile"))
     made.print_job_error = lambda *_, **__: None
@@ -93,7 +93,7 @@ def test_what_happens_to_a_queued_job_with_the_same_output(tmp_path, queue, case
     queue.rows = {"5": slurm.QueueEntry(state, "", key), "6": slurm.QueueEntry("RUNNING", "", None)}
     assert made.find_orphan(live(made, wanted)) == found
     assert queue.cancelled == cancelled
-    assert words in " ".join(made.said) and bool(words) == bool(made.said)
+    assert words in " ".join(made.messages) and bool(words) == bool(made.messages)
 
 
 def test_a_job_is_attached_to_once_and_the_queue_is_read_once(tmp_path, queue):
@@ -108,7 +108,7 @@ def test_nothing_is_submitted_if_the_queue_cannot_be_read(tmp_path, queue):
     queue.rows = None
     made.run_job(wanted)
     assert made.failed == [wanted] and not made.submitted_jobs and not made.submitted
-    assert "could not be submitted: squeue does not answer" in made.said[-1]
+    assert "could not be submitted: squeue does not answer" in made.messages[-1]
 
 
 def test_a_job_that_does_not_end_stops_the_second_writer(tmp_path, queue, monkeypatch):
@@ -143,8 +143,8 @@ def test_what_cannot_be_submitted_is_that_jobs_error_and_the_workflow_goes_on(tm
     made, wanted = make(tmp_path, **settings), a_job(**resources)
     made.run_job(wanted)
     assert made.failed == [wanted] and not made.submitted_jobs and not made.submitted
-    assert f"could not be submitted: {words}" in made.said[-1] or words in made.said[-1]
-    assert made.said[-1].startswith("rule train (v=iha, seed=1) failed: ")
+    assert f"could not be submitted: {words}" in made.messages[-1] or words in made.messages[-1]
+    assert made.messages[-1].startswith("rule train (v=iha, seed=1) failed: ")
 
 
 # ---- GPUs of one machine ---------------------------------------------------------------------------------------------
@@ -203,14 +203,14 @@ def test_a_saved_job_that_cannot_requeue_itself_is_submitted_again(watched, monk
     paths.stdout.write_text("log")
     assert made.poll(one) is True
     assert started == [one] and not paths.result_pickle.exists() and paths.stdout.exists()
-    assert not made.failed and "saved its state; submitting it again" in made.said[-1]
+    assert not made.failed and "saved its state; submitting it again" in made.messages[-1]
 
 
 def test_changed_files_are_reported_also_if_the_job_succeeded(watched):
     made, one, paths = watched
     paths.result_pickle.write_bytes(pickle.dumps(("success", {"code": 0, "drift": ["a.py", "b.py"]})))
     assert made.poll(one) is False
-    assert "ran with files changed since it was submitted: a.py, b.py" in made.said[-1]
+    assert "ran with files changed since it was submitted: a.py, b.py" in made.messages[-1]
     assert made.done == [one.info] and not paths.result_pickle.exists() and not made.submitted_jobs
 
 
@@ -233,7 +233,7 @@ def test_a_state_that_passes_gets_time_to_pass(watched, monkeypatch, state, pati
     assert made.poll(one) is True and not made.failed
     now[0] += 1
     assert made.poll(one) is False
-    assert made.failed == [one.info.job] and f"Slurm reports {state}, and there is no result" in made.said[-1]
+    assert made.failed == [one.info.job] and f"Slurm reports {state}, and there is no result" in made.messages[-1]
 
 
 def test_a_queue_read_before_the_submission_does_not_count(watched):
@@ -253,8 +253,8 @@ def test_a_local_process_that_is_gone_without_a_result_is_a_failure_with_its_las
     one.handle.state = "FAILED"
     one.since = 0.0
     assert made.poll(one) is False
-    assert "its process ended without a result (killed, or out of memory)" in made.said[-1]
-    assert "last words" in made.said[-1]
+    assert "its process ended without a result (killed, or out of memory)" in made.messages[-1]
+    assert "last words" in made.messages[-1]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_failed_command_is_reported_with_what_is_known(watched, log, note, wor
     paths.stdout.write_text(log)
     paths.result_pickle.write_bytes(pickle.dumps(("success", {"code": 1, "node": "n1", **note})))
     assert made.poll(one) is False
-    assert words in made.said[-1] and made.failed == [one.info.job]
+    assert words in made.messages[-1] and made.failed == [one.info.job]
 
 
 def test_a_result_folder_that_may_have_changed_is_searched(watched, tmp_path):

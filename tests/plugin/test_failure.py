@@ -1,4 +1,4 @@
-"""What a user reads when a job fails: its name, what to do, and the lines of the log that tells most."""
+"""What a user reads when a job fails: its name, what to do, and the last lines of its log."""
 
 import os
 import types
@@ -16,10 +16,10 @@ def group(*jobs):
 def test_a_message_has_rule_wildcards_end_advice_and_log(tmp_path):
     log = tmp_path / "a.log"
     log.write_text("one\ntwo\n")
-    text = failure.describe(job(), "job 7", "it broke", "mend it", log)
+    text = failure.describe(job(), "job 7", "it broke", "fix it", log)
     assert text.splitlines() == [
         "rule train (v=iha, seed=1) failed: it broke [job 7]",
-        "  what to do: mend it",
+        "  what to do: fix it",
         f"  last lines of {log}:",
         "    one",
         "    two",

@@ -33,8 +33,8 @@ def watcher(monkeypatch, tmp_path):
     made = object.__new__(Executor)
     made.prepare(ExecutorSettings(queue_interval=0.0, grace=0.0))
     made.workflow = types.SimpleNamespace(scheduler=Scheduler())
-    said = made.said = []
-    made.logger = types.SimpleNamespace(**dict.fromkeys(("info", "warning", "error"), said.append))
+    messages = made.messages = []
+    made.logger = types.SimpleNamespace(**dict.fromkeys(("info", "warning", "error"), messages.append))
     made.print_job_error = lambda *_, **__: None
     paths = types.SimpleNamespace(
         stdout=tmp_path / "7_0_log.out", result_pickle=tmp_path / "7.pkl", submitted_pickle=tmp_path / "s"
@@ -62,7 +62,7 @@ def test_a_failure_is_reported_with_slurms_reason_once_it_is_known(watcher):
     watcher.answer = "COMPLETING"
     assert look(watcher) == [watcher.info]
     watcher.answer = "OUT_OF_MEMORY"
-    assert look(watcher) == [] and "OUT_OF_MEMORY: its command failed" in watcher.said[-1]
+    assert look(watcher) == [] and "OUT_OF_MEMORY: its command failed" in watcher.messages[-1]
 
 
 def test_result_is_found_in_a_folder_that_was_quiet(watcher, tmp_path):
@@ -98,7 +98,7 @@ def test_death_without_a_result_is_reported_with_its_state(watcher):
     watcher.answer = "OUT_OF_MEMORY"
     assert look(watcher) == []
     assert watcher.workflow.scheduler.failed == [watcher.info.job]
-    text = watcher.said[-1]
+    text = watcher.messages[-1]
     assert "OUT_OF_MEMORY on n1" in text and "mem_mb=100" in text and "last words" in text
 
 
@@ -106,7 +106,7 @@ def test_a_squeue_that_does_not_answer_ends_no_job(watcher):
     watcher.answer = None
     for _ in range(5):
         assert look(watcher) == [watcher.info]
-    assert sum("squeue does not answer" in line for line in watcher.said) == 1
+    assert sum("squeue does not answer" in line for line in watcher.messages) == 1
 
 
 def test_an_exception_while_polling_does_not_leave_the_workflow_waiting(watcher, monkeypatch):
@@ -162,4 +162,4 @@ def test_jobs_can_be_left_in_the_queue(watcher, monkeypatch):
     monkeypatch.setattr(slurm, "cancel", lambda _: pytest.fail("cancelled"))
     watcher.settings.on_exit = "leave"
     watcher.cancel_jobs([])
-    assert "Left in the queue: 7" in watcher.said[-1]
+    assert "Left in the queue: 7" in watcher.messages[-1]

@@ -130,7 +130,7 @@ def test_a_refused_submission_has_sbatchs_message_and_advice(failures):
 
 
 def test_after_a_kill_a_workflow_attaches_to_its_job_or_replaces_an_outdated_one(cluster, tmp_path):
-    """kill -9 of two workflows: one attaches to its live job; the other has another definition now and starts anew.
+    """kill -9 of two workflows: one attaches to its live job; the other has another definition now and replaces its job.
 
     The lock that is left is named, with the command that removes it.
     """

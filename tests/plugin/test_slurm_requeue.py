@@ -33,7 +33,7 @@ rule train:
 """
 
 
-def told(cluster, job):
+def signal_time_limit(cluster, job):
     """What Slurm does before a time limit: USR2 to the batch process, which passes it on."""
     cluster("scancel", "--batch", "--signal=USR2", job)
 
@@ -56,7 +56,9 @@ def without_scontrol(folder: Path) -> str:
 def running(cluster, tmp_path_factory):
     """Four workflows at once, since most of their time is Slurm's waiting: name -> (toy, head)."""
     folder = tmp_path_factory.mktemp("lives")
-    toys = {name: trainer(cluster, folder / name, 1 if name == "limit" else 5) for name in ("limit", "told", "bare")}
+    toys = {
+        name: trainer(cluster, folder / name, 1 if name == "limit" else 5) for name in ("limit", "signalled", "bare")
+    }
     toys["ranks"] = Toy(folder / "ranks", RANKED.format(python=sys.executable), cluster.env)
     toys["ranks"].write("ranks.py", RANKS)
     toys["bare"].env["PATH"] = without_scontrol(folder / "bin")
@@ -66,16 +68,16 @@ def running(cluster, tmp_path_factory):
 
 
 def test_all_ranks_of_two_nodes_get_the_signal(cluster, running):
-    for name in ("told", "bare"):
+    for name in ("signalled", "bare"):
         wait_for(running[name][0].executed, what="the first step")
-        told(cluster, running[name][0].lives()[0][0])
+        signal_time_limit(cluster, running[name][0].lives()[0][0])
     toy, head = running["ranks"]
     wait_for(lambda: all(toy.read(f"rank{r}.0") for r in range(4)), 60, "four ranks")
     found = [toy.read(f"rank{r}.0").split() for r in range(4)]
     assert [f[:3] for f in found] == [["4", "0", "n1"], ["4", "1", "n1"], ["4", "0", "n2"], ["4", "1", "n2"]]
     assert len({(f[3], f[4]) for f in found}) == 1
     job = next((toy.folder / ".snakemake/submitit/train").glob("*_0_log.out")).name.partition("_")[0]
-    told(cluster, job)
+    signal_time_limit(cluster, job)
     wait_for(lambda: all(toy.read(f"signalled{r}") for r in range(4)), 60, "the signal at every rank")
     assert head.wait(timeout=120) == 0, toy.read("head.log")
     assert [path.name.partition("_")[0] for path in toy.folder.rglob("*_0_log.out")] == [job]
@@ -84,7 +86,7 @@ def test_all_ranks_of_two_nodes_get_the_signal(cluster, running):
 
 def test_a_run_that_saved_and_one_requeued_off_a_drained_node_resume(cluster, running):
     """One submission and one writer, whoever sends the job back."""
-    toy, head = running["told"]
+    toy, head = running["signalled"]
     wait_for(lambda: len(toy.lives()) == 2, 150, "the second life")
     job = toy.lives()[0][0]
     wait_for(lambda: toy.executed()[-1] > int(toy.lives()[1][2]), 30, "a step of the second life")
@@ -109,7 +111,7 @@ def test_without_scontrol_on_the_nodes_the_workflow_submits_again(running):
 
 
 def test_a_time_limit_is_an_interruption_not_an_end(running):
-    """A limit of one minute, as often as it takes: Slurm sends the signal, the job saves and goes on under its id."""
+    """A limit of one minute, as often as it takes: Slurm sends the signal, the job saves and resumes under its id."""
     toy, head = running["limit"]
     wait_for(lambda: len(toy.lives()) >= 2, 120, "the second life")
     toy.finish(head)

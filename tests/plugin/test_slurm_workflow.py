@@ -39,7 +39,7 @@ def place(folder, cluster, **env):
 
 @pytest.mark.timeout(600)
 def test_two_variants_to_an_evaluation_with_two_and_four_ranks_on_two_nodes(cluster, tmp_path):
-    """`snakemake --profile slurm`; one training is told to save after step 5, is requeued and goes on with step 6."""
+    """`snakemake --profile slurm`; one training run has to save after step 5, is requeued and resumes with step 6."""
     here, gate = tmp_path / "here", tmp_path / "gate"
     env = place(here, cluster, IHA_FAULT=f"step@6:wait={gate}")
     command = [BIN / "snakemake", "--profile", "slurm", "--configfile", "micro.yaml", "--submitit-queue-interval", "1"]
@@ -55,7 +55,7 @@ def test_two_variants_to_an_evaluation_with_two_and_four_ranks_on_two_nodes(clus
     assert job, (tmp_path / "head.log").read_text()
     cluster("scancel", "--batch", "--signal=USR2", job)
     output = here / f".snakemake/submitit/pretrain/{job}_0_log.out"
-    wait_for(lambda: "asking the job to save" in output.read_text(), 60, "the job to be told")
+    wait_for(lambda: "asking the job to save" in output.read_text(), 60, "the request to save")
     gate.touch()
     assert head.wait(timeout=240) == 0, (tmp_path / "head.log").read_text()
     assert "requeued" in output.read_text() and "attempt 2" in output.read_text()
@@ -92,7 +92,7 @@ def test_the_profile_requests_the_papers_machine_and_little_for_smoke(tmp_path):
             pairs = re.findall(r"(\w+)=(\w+)", body.partition("resources:")[2])
             found[scale, rule] = {k: int(v) for k, v in pairs if v.isdigit()}
     for rule, nodes in {"pretrain": 16, "extend": 8, "sft": 12}.items():
-        wanted = {"nodes": nodes, "tasks_per_node": 8, "gpus_per_node": 8, "runtime": 1440}
-        assert wanted.items() <= found["paper", rule].items(), json.dumps(found["paper", rule])
+        expected = {"nodes": nodes, "tasks_per_node": 8, "gpus_per_node": 8, "runtime": 1440}
+        assert expected.items() <= found["paper", rule].items(), json.dumps(found["paper", rule])
         assert found["smoke", rule]["gpus_per_node"] == 0 and found["smoke", rule]["nodes"] <= 2
     assert found["paper", "evaluate"]["gpus_per_node"] == 1

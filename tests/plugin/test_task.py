@@ -127,10 +127,10 @@ def test_a_job_that_is_stopped_saves_and_is_not_started_again(tmp_path, capsys):
     job.task.stop("the workflow was interrupted")
     job.task.stop("another reason")
     result, _ = job.end()
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (tmp_path / "saved").exists() and result["resumable"]
     assert result["stop"] == "the workflow was interrupted"
-    assert "stopping: the workflow was interrupted" in said and "starting again" not in said
+    assert "stopping: the workflow was interrupted" in output and "starting again" not in output
     assert record(tmp_path)[0]["asked"] is True
 
 

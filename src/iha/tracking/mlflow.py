@@ -196,7 +196,7 @@ class Experiment:
 
 
 class RunImport:
-    """Copies one metrics file to its run, from where the store says that the copy ends."""
+    """Copies one metrics file to its run, from where the copy in the store ends."""
 
     def __init__(self, experiment: Experiment, path: Path, tags: Mapping[str, str] | None = None) -> None:
         """Find or create the run and write what does not change in it. `tags`: more tags of the run.
@@ -268,7 +268,7 @@ class RunImport:
         return {(name, step): Metric(name, value, time, step) for name, value in new.items()}
 
     def _send(self, points: Mapping[tuple[str, int], Any]) -> None:
-        """Send points, then the tag that says so: after a crash in between they are sent again, and ignored."""
+        """Send points, then the tag that records it: after a crash in between they are sent again, and ignored."""
         from mlflow.entities import RunTag
 
         *full, last = _batches(list(points.values()), BATCH_METRICS) or [[]]
