@@ -93,7 +93,7 @@ def test_a_server_that_refuses_or_never_answers_costs_a_run_nothing(tmp_path, mo
         silent.listen()
         for name, uri, words in (
             ("refused", UNREACHABLE, "nothing is lost"),
-            ("silent", f"http://127.0.0.1:{silent.getsockname()[1]}", "does not respond"),
+            ("silent", f"http://127.0.0.1:{silent.getsockname()[1]}", "has not answered"),
         ):
             path = tmp_path / name / "metrics.jsonl"
             run = start(path, uri, live_after=0.0, period=0.01)

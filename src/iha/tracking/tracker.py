@@ -124,7 +124,9 @@ class Tracker:
             self._stop.set()
         self._thread.join(PATIENCE)
         if self._thread.is_alive():
-            log.warning("MLflow does not respond; %s is imported when the workflow ends.", self._file.path)
+            log.warning(
+                "MLflow has not answered in %.0f s; %s is imported when the workflow ends.", PATIENCE, self._file.path
+            )
         self._file.close()
 
     def __enter__(self) -> Self:
