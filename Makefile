@@ -18,7 +18,7 @@ QUIETLY := --quiet --disable-pip-version-check --no-compile
 
 install: $(VENV)/.ready  ## create the virtual environment with the locked dependencies
 
-# The scripts of an environment name the folder it was made in: one that came with a moved folder is made anew.
+# Scripts of a virtual environment contain its path: an environment in a moved folder is created again.
 ifneq "$(wildcard $(VENV)/.ready)" ""
 ifneq "$(shell cat $(VENV)/.ready)" "$(CURDIR)"
 .PHONY: $(VENV)/.ready

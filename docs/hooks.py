@@ -167,7 +167,7 @@ def stage() -> str:
 
 def make() -> str:
     """The targets of the Makefile that say what they do."""
-    found = re.findall(r"^([a-z]+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    found = re.findall(r"^([a-z-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.M)
     return "\n".join(["| target | what |", "|---|---|", *(f"| `make {name}` | {text} |" for name, text in found)])
 
 
