@@ -27,8 +27,9 @@ GOALS = {
         manifest("tracking"),
         *REPORT.inputs.values(),
     ],
-    "synthetic": [f"{OUT}/relations/relations.json", *RELATION_INPUTS.values()],
-    "separation": [f"{OUT}/separation/separation.json"],
+    "synthetic": [PAGES["relations"], *RELATION_INPUTS.values()],
+    "separation": [PAGES["separation"]],
+    "recall": [PAGES["recall"], *RECALL_INPUTS.values()],
 }
 
 

@@ -14,6 +14,7 @@ from iha.config.load import parse_config
 from iha.config.schema import SPLITS, Config
 from iha.planning import dag
 from iha.planning.slices import LedgerSlice, TrainSlice
+from iha.studies.recall import grid as recall
 from iha.studies.relations import grid
 from iha.studies.separation.grid import SeparationSlice
 
@@ -64,6 +65,8 @@ def slices(config: Config) -> dict[str, str]:
         "report": dag.report_slice(config),
         "tracking": dag.tracking_slice(config),
         **({} if config.synthetic is None else relation_slices(config)),
+        "recall": config.recall and recall.RecallReportSlice(scale=config.scale, reference=config.reference),
+        **{f"recall_train.{run}": recall.recall_slice(config, *run) for run in recall.runs(config)},
         "separation": config.separation and SeparationSlice(scale=config.scale, separation=config.separation),
         **{f"tokenise.{split}": dag.tokenise_slice(config, split) for split in SPLITS},
         **{f"ruler.{length}": dag.ruler_slice(config, length) for length in dag.ruler_lengths(config)},
@@ -91,7 +94,11 @@ KINDS = ("global", "global_local", "talking_heads", "diff", "iha")
 #: Keys that have no other legal value in BASE; the values of optional sections that are absent.
 FIXED = {"data.sft.max_document_tokens"}
 ALL = parse_config(
-    {**SMALL, "synthetic": {"tasks": [{"name": "b", "hops": 2, "min_size": 2, "max_size": 3, "density": 0.4}]}}
+    {
+        **SMALL,
+        "recall": {"pairs": 2, "keys": 4},
+        "synthetic": {"tasks": [{"name": "b", "hops": 2, "min_size": 2, "max_size": 3, "density": 0.4}]},
+    }
 )
 
 

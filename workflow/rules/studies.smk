@@ -5,6 +5,9 @@ A run of relation composition checkpoints at each validation in the state direct
 point there, so a killed job resumes.
 """
 
+from dataclasses import replace
+
+from iha.studies.recall import grid as recall
 from iha.studies.relations import grid as relations
 from iha.studies.separation.grid import SeparationSlice
 from iha.studies.theory.statement import TheorySlice
@@ -26,7 +29,8 @@ RELATION_INPUTS = {
     **{f"synthetic_run:{run}": f"{OUT}/synthetic/{run}.json" for run in RELATION_RUNS},
 }
 PAGES = {
-    name: f"{OUT}/{name}/{name}.json" for name in ("theory", "relations", "separation")
+    name: f"{OUT}/{name}/{name}.json"
+    for name in ("theory", "relations", "separation", "recall")
 }
 
 register("theory", PAGES["theory"], TheorySlice())
@@ -56,6 +60,19 @@ if CFG.synthetic:
         RELATION_INPUTS,
     )
     STUDY_INPUTS["study_relations"] = PAGES["relations"]
+
+RECALL_RUNS = {recall.run_name(*key): key for key in recall.runs(CFG)}
+RECALL_INPUTS = {run: f"{OUT}/recall/runs/{run}.json" for run in RECALL_RUNS}
+for run, key in RECALL_RUNS.items():
+    register("recall_train", RECALL_INPUTS[run], recall.recall_slice(CFG, *key))
+    JOBS[RECALL_INPUTS[run]] = replace(
+        JOBS[RECALL_INPUTS[run]],
+        entries=dag.entry_modules("recall_train", (CFG.variant(key[0]),)),
+    )
+RECALL_PAGE = recall.RecallReportSlice(scale=CFG.scale, reference=CFG.reference)
+if CFG.recall:
+    register("recall", PAGES["recall"], RECALL_PAGE, RECALL_INPUTS)
+    STUDY_INPUTS["study_recall"] = PAGES["recall"]
 
 
 wildcard_constraints:
@@ -173,3 +190,52 @@ rule synthetic_report:
         "Write the page on relation composition"
     shell:
         command("synthetic_report")
+
+
+rule recall_train:
+    output:
+        manifest=f"{OUT}/recall/runs/{{recall_run}}.json",
+    log:
+        f"{OUT}/logs/recall_train-{{recall_run}}.log",
+    benchmark:
+        f"{OUT}/benchmarks/recall_train-{{recall_run}}.tsv"
+    wildcard_constraints:
+        recall_run="[a-z0-9_]+-lr[^/]+",
+    threads: CFG.runtime.threads
+    resources:
+        mem_mb=2000,
+        runtime=1440,
+    params:
+        inputs="",
+        slice=lambda w: dag.dump(recall.recall_slice(CFG, *RECALL_RUNS[w.recall_run])),
+        code=lambda w: fingerprint(
+            *dag.entry_modules(
+                "recall_train", (CFG.variant(RECALL_RUNS[w.recall_run][0]),)
+            )
+        ),
+    message:
+        "Learn key-value recall: {wildcards.recall_run}"
+    shell:
+        command("recall_train")
+
+
+rule recall:
+    input:
+        list(RECALL_INPUTS.values()),
+    output:
+        manifest=PAGES["recall"],
+    log:
+        f"{OUT}/logs/recall.log",
+    benchmark:
+        f"{OUT}/benchmarks/recall.tsv"
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        inputs=" ".join(f"{name}={path}" for name, path in RECALL_INPUTS.items()),
+        slice=dag.dump(RECALL_PAGE),
+        code=code("recall"),
+    message:
+        "Write the page on key-value recall"
+    shell:
+        command("recall")

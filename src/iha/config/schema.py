@@ -16,7 +16,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from iha.artifacts.fingerprint import find_module
 from iha.config.base import Frozen, Name, Positive, Rate, Reruns
-from iha.config.studies import SeparationConfig, SyntheticConfig
+from iha.config.studies import RecallConfig, SeparationConfig, SyntheticConfig
 from iha.variants.base import AttentionSpec, Geometry, check_variant, known_kinds, spec_class
 
 TrainStage = Literal["pretrain", "extend", "sft"]
@@ -182,7 +182,9 @@ class Recipe(Budget):
 class PretrainRecipe(Recipe):
     """Pretraining: 240,000 steps, 240B tokens nominally [paper 5.1; spec 4.2]."""
 
-    seq_len: Annotated[Positive, Reruns("extend", "sft")] = Field(8192, description="[paper 5.1]; fixes the windows")
+    seq_len: Annotated[Positive, Reruns("extend", "sft", "recall_train")] = Field(
+        8192, description="[paper 5.1]; fixes the windows"
+    )
     steps: Positive = Field(240_000, description="of the reference variant [paper 5.1]")
     global_batch: Positive = Field(128, description="one sequence per GPU, 1,048,576 tokens [spec 4.2]")
     lr: Rate = Field(8e-4, description="peak [paper 5.1]")
@@ -620,29 +622,29 @@ class Config(Frozen):
     """The whole experiment. `Config()` is the paper's."""
 
     experiment: Annotated[Name, Reruns("tracking", "report")] = "paper"
-    goal: Annotated[Literal["report", "synthetic", "separation"], Reruns()] = Field(
+    goal: Annotated[Literal["report", "synthetic", "separation", "recall"], Reruns()] = Field(
         "report",
         description="report: language models and all else; synthetic: relation composition alone; separation: the "
-        "learned test of Theorems 3 and 4 alone",
+        "learned test of Theorems 3 and 4 alone; recall: key-value recall alone",
     )
-    scale: Annotated[Literal["paper", "ladder", "smoke"], Reruns("report", "separation", "synthetic_report")] = Field(
-        "paper", description="smoke numbers are labelled as such"
-    )
-    variants: Annotated[tuple[Variant, ...], Reruns("flops", *SPLITS, "report")] = Field(
+    scale: Annotated[
+        Literal["paper", "ladder", "smoke"], Reruns("report", "separation", "synthetic_report", "recall")
+    ] = Field("paper", description="smoke numbers are labelled as such")
+    variants: Annotated[tuple[Variant, ...], Reruns("flops", *SPLITS, "report", "recall_train")] = Field(
         min_length=1, default_factory=_variants
     )
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**32)], ...], Reruns(*SPLITS, "report")] = Field(
-        (1,), min_length=1, description="training seeds [paper: one; spec U17]"
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**32)], ...], Reruns(*SPLITS, "report", "recall_train")] = (
+        Field((1,), min_length=1, description="training seeds [paper: one; spec U17]")
     )
     match: Annotated[MatchConfig, Reruns("flops", "report")] = Field(
         default_factory=MatchConfig,
         description="flops: equal compute per variant; tokens: equal steps (the paper's literal recipe); for all "
         "stages, or for each",
     )
-    reference: Annotated[Name, Reruns("flops", *SPLITS, "report")] = Field(
+    reference: Annotated[Name, Reruns("flops", *SPLITS, "report", "recall")] = Field(
         "global", description="variant whose FLOP budget the others are matched to"
     )
-    model: Annotated[ModelConfig, Reruns("flops", *SPLITS)] = Field(default_factory=ModelConfig)
+    model: Annotated[ModelConfig, Reruns("flops", *SPLITS, "recall_train")] = Field(default_factory=ModelConfig)
     tokenizer: Annotated[TokenizerConfig, Reruns("tokenizer")] = Field(default_factory=TokenizerConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     pretrain: Annotated[PretrainRecipe, Reruns("pretrain")] = Field(default_factory=PretrainRecipe)
@@ -656,6 +658,9 @@ class Config(Frozen):
     )
     separation: Annotated[SeparationConfig | None, Reruns("separation")] = Field(
         None, description="learned test of the separation; null: none of it"
+    )
+    recall: Annotated[RecallConfig | None, Reruns("recall_train")] = Field(
+        None, description="key-value recall with the variants of this experiment; null: none of it"
     )
     plan: Annotated[PlanConfig, Reruns()] = Field(default_factory=PlanConfig)
 
@@ -676,6 +681,8 @@ class Config(Frozen):
             problems.append("synthetic is null with goal 'synthetic'; allowed: a section, {} for the paper's values")
         if self.goal == "separation" and self.separation is None:
             problems.append("separation is null with goal 'separation'; allowed: a section, {} for the default grid")
+        if self.goal == "recall" and self.recall is None:
+            problems.append("recall is null with goal 'recall'; allowed: a section, {} for the default task")
         if problems:
             raise ValueError("\n".join(problems))
         return self

@@ -236,3 +236,24 @@ class SeparationConfig(Frozen):
         None,
         description="process time of all points together, earlier runs included; null: no limit",
     )
+
+
+class RecallConfig(Frozen):
+    """Key-value recall: `pairs` distinct keys, each followed by its value, then keys of these, each with its value.
+
+    The variants, their model, the length (`pretrain.seq_len`) and the seeds are those of the experiment.
+    """
+
+    pairs: Positive = Field(4, description="pairs at the start of each sequence")
+    keys: Positive = Field(16, description="size of the vocabulary of keys, and of values")
+    batch: Positive = Field(64, description="sequences per update")
+    lrs: tuple[Rate, ...] = Field((1e-3, 3e-3), min_length=1, description="learning rates")
+    warmup_steps: Positive = 100
+    max_steps: Positive = Field(3000, description="updates after which a seed counts as not solved")
+    target: Rate = Field(0.9, description="accuracy at which a seed has solved the task")
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if self.pairs > self.keys:
+            raise ValueError(f"pairs is {self.pairs}; allowed: at most keys, {self.keys}, since keys are distinct")
+        return self

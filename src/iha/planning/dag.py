@@ -32,6 +32,8 @@ STUDIES = {
     "synthetic_report": "iha.studies.relations.report",
     "theory": "iha.studies.theory.report",
     "separation": "iha.studies.separation.run",
+    "recall_train": "iha.studies.recall.train",
+    "recall": "iha.studies.recall.report",
 }
 #: Stages that run one variant, and all stages.
 VARIANT_STAGES = (*SPLITS, "evaluate")

@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from iha.config.schema import Config
 from iha.config.studies import RelationTask, SeparationConfig, SyntheticConfig
 from iha.planning.price import LOG_BYTES, PROCESS_BYTES, SAVED_BYTES, STATE_BYTES, Job, register_study, small
+from iha.studies.recall.grid import recall_slice, step_flops
+from iha.studies.recall.grid import run_name as recall_name
+from iha.studies.recall.grid import runs as recall_runs
 from iha.studies.relations import grid
 from iha.studies.separation.grid import Point, points, recipe
 
@@ -46,7 +49,7 @@ class Work:
 def relations(config: Config) -> list[Job]:
     """Examples of every task, all runs and their page, as the workflow's rules name them."""
     study = config.synthetic
-    if study is None or config.goal == "separation":
+    if study is None or config.goal not in ("synthetic", "report"):
         return []
     found = [_examples(config, study, task) for task in study.tasks]
     found += [_relation_run(config, study, *key) for key in grid.runs(study)]
@@ -87,12 +90,27 @@ def _relation_run(config: Config, study: SyntheticConfig, task: str, model: str,
 def separation(config: Config) -> list[Job]:
     """All points of the learned separation, which are one job on CPU."""
     study = config.separation
-    if study is None or config.goal == "synthetic":
+    if study is None or config.goal not in ("separation", "report"):
         return []
     order = points(study)
     updates = sum(recipe(study, point).steps for point in order)
     flops = float(sum(training_flops(study, point) for point in order))
     return [Work(updates, flops, study.cpu_seconds).priced(config, "separation", "separation", (), 0)]
+
+
+@register_study
+def recall(config: Config) -> list[Job]:
+    """A job per variant and learning rate, priced at `max_steps`, which a seed that solves the task does not need."""
+    study = config.recall
+    if study is None or config.goal not in ("recall", "report"):
+        return []
+    found = []
+    for variant, lr in recall_runs(config):
+        updates = study.max_steps * len(config.seeds)
+        flops = float(step_flops(recall_slice(config, variant, lr))) * updates
+        name = f"recall_train-{recall_name(variant, lr)}"
+        found.append(Work(updates, flops, None).priced(config, name, "recall_train", (), 0))
+    return [*found, small(config, "recall", after=tuple(job.name for job in found))]
 
 
 def forward_flops(config: SeparationConfig, point: Point) -> int:

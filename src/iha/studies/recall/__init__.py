@@ -1,0 +1,1 @@
+"""Key-value recall: window, mixing and interleaving apart, at equal compute."""
