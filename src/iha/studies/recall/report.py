@@ -10,11 +10,9 @@ from statistics import median
 from typing import Any
 
 from iha.artifacts.manifest import Manifest
-from iha.report.format import MISSING, SCALE_LABELS, big
-from iha.report.records import Grid, Text
-from iha.report.render import labelled_csv, markdown, write_texts
-from iha.report.stats import t_interval
+from iha.report.statistics import t_interval
 from iha.stages.common import Context, StageResult, run
+from iha.studies.grids import MISSING, SCALE_LABELS, Grid, Text, big, labelled_csv, markdown, write_texts
 from iha.studies.output import publish
 from iha.studies.recall.grid import RecallReportSlice
 
