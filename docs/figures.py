@@ -37,7 +37,8 @@ def main() -> None:
         if row["delta_low"]:
             low, high = reference + float(row["delta_low"]), reference + float(row["delta_high"])
             axis.plot([low, high], [at, at], color=colour, lw=1.5)
-            text += f"   {rounded(float(row['delta'])):+} [{float(row['delta_low']):+.1f}, {float(row['delta_high']):+.1f}]"
+            delta, least, most = (rounded(float(row[key])) for key in ("delta", "delta_low", "delta_high"))
+            text += f"   {delta:+} [{least:+}, {most:+}]"
         axis.text(84, at, text, va="center", fontsize=9)
     axis.axvline(reference, color="gray", lw=1, ls=":")
     axis.set_yticks(range(len(order)), [NAMES[name] for name in order])
