@@ -320,10 +320,11 @@ def paper_table(results: Results, name: str) -> tuple[Table, tuple[Endpoint, ...
 def companion_table(results: Results, name: str, measures: Sequence[Measure]) -> tuple[Table, tuple[Endpoint, ...]]:
     """Loss and token accuracy of the gold answers of a table's benchmarks."""
     columns = observed(results, companions(results, measures))
-    rows = tuple((Cell(results.display(v)), *(_cell(c, v, name) for c in columns)) for v in results.part.variants)
+    run = [c for c in columns if any(sample.by_seed for sample in c.samples.values())]
+    rows = tuple((Cell(results.display(v)), *(_cell(c, v, name) for c in run)) for v in results.part.variants)
     text = "Of the gold answers: loss (nats per token, lower is better) and token accuracy (percent)."
-    header = ("variant", *(_heading(c.measure) for c in columns))
-    return Table(f"{name}_companion", title(results, text), header, rows, missing_notes(results, columns)), columns
+    header = ("variant", *(_heading(c.measure) for c in run))
+    return Table(f"{name}_companion", title(results, text), header, rows, missing_notes(results, run)), columns
 
 
 def ruler_table(results: Results) -> tuple[Table, tuple[Endpoint, ...]]:

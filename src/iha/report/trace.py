@@ -178,7 +178,7 @@ def trace_text(found: Trace) -> str:
     for link in found.links:
         lines += _lines(link)
     if len(found.links) == 1:
-        lines.append("  nothing was measured for it")
+        lines.append("  no inputs are recorded for it")
     return "\n".join(lines)
 
 
