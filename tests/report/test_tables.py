@@ -117,11 +117,14 @@ def test_warnings_name_what_a_reader_must_know(tmp_path):
     world.train("iha", 1, "sft", skipped=2)
     cut = world.inputs["eval:iha:1:reasoning:sft"].metadata["rows"]
     cut += [row("gsm8k", "truncated", 0.5), row("gsm8k", "over_context", 0.0), row("mbpp", "truncated", 0.05)]
+    settings = world.inputs["eval:iha:1:reasoning:sft"].metadata.setdefault("settings", {})
+    settings["grading_timeouts"] = {"gsm8k": 0, "math500": 3}
     notes = tables.warnings(world.results, table1(world.results))
+    assert "Comparisons of answers that ran out of time and count as different: short maths 3." in notes
     assert "Answers cut at the generation limit: word problems 50 %." in notes
     assert "FLOPs of pretraining relative to Global: Diff +5.0 %." in notes
     assert "Optimizer steps skipped as non-finite or spiking: IHA seed 1 fine-tuning 2 of 4." in notes
-    assert len(notes) == 3
+    assert len(notes) == 4
 
 
 def test_bold_is_significantly_better_and_never_with_one_seed(tmp_path):

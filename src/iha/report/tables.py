@@ -416,6 +416,7 @@ def warnings(results: Results, measures: Sequence[Measure]) -> tuple[str, ...]:
             notes.append(f"{text}: {', '.join(parts)}.")
     stages = list(dict.fromkeys(("pretrain", *(MODEL_STAGES[model] for model, _ in places))))
     notes += [*_budgets(results, stages), *_skipped(results, stages), *_dtypes(results, places)]
+    notes += _timeouts(results, places)
     notes += [f"Measured twice, the first value is shown: {text}." for text in results.clashes]
     return tuple(notes)
 
@@ -438,6 +439,17 @@ def _skipped(results: Results, stages: Sequence[TrainStage]) -> list[str]:
         if (run := results.train(v, seed, stage)) is not None and run.skipped
     ]
     return [f"Optimizer steps skipped as non-finite or spiking: {', '.join(found)}."] if found else []
+
+
+def _timeouts(results: Results, places: Iterable[tuple[str, str]]) -> list[str]:
+    counts = {
+        results.benchmark(benchmark, model): sum(
+            settings.get("grading_timeouts", {}).get(benchmark, 0) for *_, settings in results.settings(model)
+        )
+        for model, benchmark in places
+    }
+    shown = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    return [f"Comparisons of answers that ran out of time and count as different: {shown}."] if shown else []
 
 
 def _dtypes(results: Results, places: Iterable[tuple[str, str]]) -> list[str]:
