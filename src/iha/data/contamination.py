@@ -1,7 +1,7 @@
 """Evaluation items inside training text: shared runs of 13 words, case and punctuation aside.
 
-Reads token stores, not corpora, so it sees what is trained on and can say where. A hit stops nothing; the report
-prints it. Items of fewer than 13 but at least 8 words are looked for whole, shorter ones cannot be checked.
+Reads token stores, not corpora, so it sees what is trained on and reports where. A hit stops nothing; the report
+prints it. Items of fewer than 13 but at least 8 words are searched as a whole; shorter ones cannot be checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Hit:
-    """An item met in a store: file and token offset of the document that holds it, and the words they share."""
+    """An item found in a store: file and token offset of the document that holds it, and the words they share."""
 
     item: str
     shard: str
@@ -40,7 +40,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Report:
-    """Hits, one per item and document, and how many items could be looked for."""
+    """Hits, one per item and document, and how many items could be searched."""
 
     checked: int
     too_short: int
@@ -87,7 +87,7 @@ def words(text: str) -> list[str]:
 
 
 def scan(store: TokenStore, tokenizer: Tokenizer, items: Mapping[str, str], workers: int = 1) -> Report:
-    """Look for items (name -> question) in every document of a store; one process per shard at a time."""
+    """Search for items (name -> question) in every document of a store; one process per shard at a time."""
     index = Index(items)
     work = partial(_scan_shard, store, tokenizer.folder, items)
     shards = range(len(store.paths))

@@ -84,7 +84,7 @@ class Batches:
         return Batch(torch.from_numpy(wide), torch.from_numpy(targets), doc_ids)
 
     def digest(self, step: int) -> str:
-        """SHA-256 of what the whole global batch of a step is made of, in its order; the same for every world size."""
+        """SHA-256 of the content of the global batch of a step, in its order; the same for every world size."""
         found = hashlib.sha256(f"{self.seq_len} {self.global_batch}\n".encode())
         for part in self._raw(self.sample_ids(step)):
             found.update(part.astype(part.dtype.newbyteorder("<"), copy=False).tobytes())

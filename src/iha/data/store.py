@@ -124,8 +124,8 @@ def stamps(files: Mapping[str, FileEntry], state: Path) -> Stamps:
 
 def write_stamps(files: Mapping[str, FileEntry], state: Path, earlier: Collection[str] = ()) -> None:
     """Record the stamps of files that were written and hashed just now, so not of those from an `earlier` start."""
-    noted = {name: found for name, found in stamps(files, state).items() if name not in earlier}
-    write_json(_place(files, state), noted)
+    fresh = {name: value for name, value in stamps(files, state).items() if name not in earlier}
+    write_json(_place(files, state), fresh)
 
 
 def read_stamps(files: Mapping[str, FileEntry], state: Path) -> Stamps:

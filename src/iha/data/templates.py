@@ -1,6 +1,6 @@
 """Generated problems in the column layout of the benchmarks' hub data sets, for runs without a network.
 
-Items are split by (template, operands): whether a pair is a test pair is a hash of it, so no test question stands in
+Items are split by (template, operands): whether a pair is a test pair is a hash of it, so no test question occurs in
 the training split under any name, object or seed. Small numbers and short words: a prompt is few tokens even for a
 vocabulary of 1,024.
 """
@@ -28,7 +28,7 @@ TEST_SHARE = 5
 
 @dataclass(frozen=True)
 class Template:
-    """One kind of problem: its operands and how an item is made from them and a random choice of words."""
+    """One kind of problem: its operands and how an item is built from them and a random choice of words."""
 
     name: str
     operands: Callable[[], Iterator[Operands]]

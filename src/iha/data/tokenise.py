@@ -236,7 +236,7 @@ class Tokens:
 
     @property
     def kept(self) -> bool:
-        """Whether the store takes it: long enough, and of conversations those with a label."""
+        """True if the store keeps it: long enough, and a conversation has a label."""
         return not self.short and (self.mask is None or self.labels > 0)
 
 
@@ -491,7 +491,7 @@ class Build:
 
     @classmethod
     def load(cls, folder: Path, key: str, state: Path, workers: int = 1) -> Build:
-        """The journal of `folder` if it is of the same build and its shards are what it says, else a fresh start.
+        """The journal of `folder` if it is of the same build and its shards match it, else a fresh start.
 
         Shards are hashed, on `workers` threads: about a second per GiB of one core.
         """

@@ -192,7 +192,7 @@ def _wait(started: list[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def _verdict(codes: list[int], asked: bool) -> int:
-    """75 if the run saved, or was cut off while it was asked to stop; else the first failure."""
+    """75 if the run saved, or was killed after a request to stop; else the first failure."""
     failures = [code if code > 0 else 128 - code for code in codes if code]
     if RESUMABLE in failures or (failures and asked):
         return RESUMABLE
