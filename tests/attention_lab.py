@@ -23,6 +23,7 @@ VARIANTS = {
     "iha_global": {"kind": "iha", "pseudo_heads": 2, "window": 4, "global_layers": "iha", "period": 2},
     "iha_mix_only": {"kind": "iha", "pseudo_heads": 1, "window": 4, "collapse": "none"},
     "iha_scaled": {"kind": "iha", "pseudo_heads": 2, "window": 4, "mix": ("q", "k"), "positions": "scaled"},
+    "iha_grouped": {"kind": "iha", "pseudo_heads": 2, "window": 4, "n_kv_heads": 2},
     "paired_heads": {"kind": "paired_heads", "window": 4},
     "iha_p1": {"kind": "iha", "pseudo_heads": 1, "window": 4, "collapse": "per_head"},
 }

@@ -107,6 +107,8 @@ def test_paired_heads_cost_half_of_ihas_attention():
         ("iha", {"pseudo_heads": 1, "collapse": "none"}, 1),
         ("iha", {"pseudo_heads": 1, "collapse": "none", "mix": ["k", "v"]}, 1),
         ("iha", {"pseudo_heads": 2, "mix": ["q"], "positions": "scaled"}, 2),
+        ("iha", {"pseudo_heads": 2, "n_kv_heads": 2}, 2),
+        ("global_local", {"n_kv_heads": 1}, 1),
         ("paired_heads", {}, 2),
     ],
 )
@@ -122,6 +124,44 @@ def test_the_ledger_equals_torchs_counter(kind, fields, pairs, tokens):
     dense = counted.attention * (pairs * tokens) ** 2 // live_pairs(pairs * tokens, pairs * 64)
     assert counter.get_total_flops() == counted.projections + counted.mixing + dense
     assert sum(p.numel() for p in layer.parameters()) == spec.params(geometry, 0)
+
+
+@pytest.mark.parametrize("kv", [1, 2])
+@pytest.mark.parametrize("pseudo_heads", [2, 3])
+def test_grouped_keys_lie_within_iha_with_all_heads(kv, pseudo_heads, x):
+    """Unused key heads are zero, and alpha_k and alpha_v are repeated for the query heads that share one."""
+    module = interleaved(pseudo_heads=pseudo_heads, window=4, n_kv_heads=kv)
+    whole = interleaved(pseudo_heads=pseudo_heads, window=4)
+    state, width = module.state_dict(), D // H
+    wq, wk, wv = state["qkv.weight"].split([D, kv * width, kv * width])
+    rows = [torch.nn.functional.pad(w, (0, 0, 0, D - kv * width)) for w in (wk, wv)]
+    state["qkv.weight"] = torch.cat((wq, *rows))
+    for name in ("alpha_k", "alpha_v"):
+        state[name] = torch.nn.functional.pad(state[name].repeat_interleave(H // kv, dim=1), (0, H - kv))
+    whole.load_state_dict(state)
+    torch.testing.assert_close(module(x), whole(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kv", [1, 2])
+def test_grouped_mha_is_mha_with_repeated_projections(kv, x):
+    module = iha.MultiHeadAttention(D, H, n_kv_heads=kv).double()
+    plain, width = iha.MultiHeadAttention(D, H).double(), D // H
+    wq, wk, wv = module.qkv.weight.split([D, kv * width, kv * width])
+    rows = [w.view(kv, width, D).repeat_interleave(H // kv, dim=0).reshape(D, D) for w in (wk, wv)]
+    plain.load_state_dict({"qkv.weight": torch.cat((wq, *rows)), "out.weight": module.out.weight})
+    torch.testing.assert_close(module(x), plain(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["global", "global_local", "iha"])
+def test_grouped_keys_are_counted_and_cached(kind):
+    spec, geometry = spec_of(kind, n_kv_heads=2), Geometry(D, 5, H, 64)
+    all_heads = spec_of(kind)
+    for layer in (0, 4):
+        assert 2 * spec.cache_values(geometry, layer, 50) == all_heads.cache_values(geometry, layer, 50)
+        assert spec.forward_flops(geometry, layer, 64).projections == 2 * 64 * 3 * D * D
+    assert "n_kv_heads is 3" in spec_of(kind, n_kv_heads=3).problems(geometry)[0]
+    with pytest.raises(ValueError, match="n_kv_heads is 2"):
+        iha.TalkingHeadsAttention(D, H, n_kv_heads=2)
 
 
 def test_the_learning_rate_of_mixes_is_multiplied():

@@ -117,6 +117,38 @@ class AttentionSpec(BaseModel):
         return module
 
 
+class GroupedSpec(AttentionSpec):
+    """A variant whose keys and values may have fewer heads than its queries (grouped-query attention).
+
+    `n_kv_heads`: a divisor of the model's heads H; H / n_kv_heads consecutive query heads share one. None: H.
+    """
+
+    n_kv_heads: int | None = None
+
+    def problems(self, geometry: Geometry) -> list[str]:
+        """A number of key heads that does not divide the query heads."""
+        h = geometry.n_heads
+        if self.kv_heads(geometry) < 1 or h % self.kv_heads(geometry):
+            return [f"n_kv_heads is {self.n_kv_heads}; allowed: a divisor of model.n_heads, {h}"]
+        return []
+
+    def kv_heads(self, geometry: Geometry) -> int:
+        """Heads of keys and values."""
+        return geometry.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    def params(self, geometry: Geometry, layer: int) -> int:
+        """Q and O are D x D, K and V are D wide and n_kv_heads d high."""
+        return 2 * geometry.hidden_dim * (geometry.hidden_dim + self.kv_heads(geometry) * geometry.head_dim)
+
+    def projection_flops(self, geometry: Geometry, seq_len: int) -> int:
+        """Forward FLOPs of the four projections over one sequence."""
+        return 2 * GroupedSpec.params(self, geometry, 0) * seq_len
+
+    def cache_values(self, geometry: Geometry, layer: int, seq_len: int) -> int:
+        """Keys and values of n_kv_heads heads per kept token."""
+        return super().cache_values(geometry, layer, seq_len) * self.kv_heads(geometry) // geometry.n_heads
+
+
 def check_variant(spec: AttentionSpec, geometry: Geometry, lengths: Iterable[int]) -> list[str]:
     """Why a variant cannot be built or counted at `geometry`; empty: it can. Free of torch.
 

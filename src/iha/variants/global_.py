@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from iha.variants.base import AttentionSpec, Geometry, LayerFlops, live_pairs
+from iha.variants.base import Geometry, GroupedSpec, LayerFlops, live_pairs
 
 
-class GlobalSpec(AttentionSpec):
-    """Causal MHA with RoPE; no parameters."""
+class GlobalSpec(GroupedSpec):
+    """Causal MHA with RoPE."""
 
     kind: Literal["global"]
     module: ClassVar[str] = "iha.model.attention.mha:MultiHeadAttention"
@@ -16,4 +16,6 @@ class GlobalSpec(AttentionSpec):
     def forward_flops(self, geometry: Geometry, layer: int, seq_len: int) -> LayerFlops:
         """Four D x D projections; 4d FLOPs per live pair and head."""
         d_model = geometry.hidden_dim
-        return LayerFlops(projections=8 * d_model**2 * seq_len, mixing=0, attention=4 * d_model * live_pairs(seq_len))
+        return LayerFlops(
+            projections=self.projection_flops(geometry, seq_len), mixing=0, attention=4 * d_model * live_pairs(seq_len)
+        )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from iha.variants.base import AttentionSpec, Geometry, LayerFlops, layer_type, live_pairs
+from iha.variants.base import Geometry, GroupedSpec, LayerFlops, layer_type, live_pairs
 
 
-class GlobalLocalSpec(AttentionSpec):
+class GlobalLocalSpec(GroupedSpec):
     """LLLLG: `period - 1` layers of windowed MHA, then one global layer; parameters as global attention.
 
     `window`: tokens a local layer sees, the current one included; None: pretrain_len / 16, the paper's 512 at 8,192.
@@ -23,7 +23,7 @@ class GlobalLocalSpec(AttentionSpec):
 
     def problems(self, geometry: Geometry) -> list[str]:
         """Window outside 1 .. pretrain_len, or no period."""
-        return list(self._problems(geometry))
+        return [*super().problems(geometry), *self._problems(geometry)]
 
     def _problems(self, geometry: Geometry) -> Iterator[str]:
         if self.period < 1:
@@ -44,4 +44,4 @@ class GlobalLocalSpec(AttentionSpec):
         """Four D x D projections; 4d FLOPs per live pair and head, the window's pairs only in a local layer."""
         d_model = geometry.hidden_dim
         pairs = live_pairs(seq_len, self.window_at(geometry, layer))
-        return LayerFlops(projections=8 * d_model**2 * seq_len, mixing=0, attention=4 * d_model * pairs)
+        return LayerFlops(projections=self.projection_flops(geometry, seq_len), mixing=0, attention=4 * d_model * pairs)

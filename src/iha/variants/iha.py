@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from iha.variants.base import AttentionSpec, Geometry, LayerFlops, PositionKind, layer_type, live_pairs
+from iha.variants.base import Geometry, GroupedSpec, LayerFlops, PositionKind, layer_type, live_pairs
 
 
-class IhaSpec(AttentionSpec):
+class IhaSpec(GroupedSpec):
     """LLLLG: windowed IHA layers, every `period`-th layer global MHA (spec 2.5).
 
     `pseudo_heads`: P. `mask`: flat is causal over virtual tokens; token lets a query see all P keys of its own token
@@ -36,7 +36,7 @@ class IhaSpec(AttentionSpec):
 
     def problems(self, geometry: Geometry) -> list[str]:
         """No pseudo-heads, no whole window, or a window outside 1 .. pretrain_len."""
-        return list(self._problems(geometry))
+        return [*super().problems(geometry), *self._problems(geometry)]
 
     def _problems(self, geometry: Geometry) -> Iterator[str]:
         length, p = geometry.pretrain_len, self.pseudo_heads
@@ -74,8 +74,11 @@ class IhaSpec(AttentionSpec):
         """Projections, an H x H x P mix of each of q, k, v and the collapse: 4 H^2 P more than MHA by default."""
         heads, p = geometry.n_heads, self.pseudo_heads
         collapse = {"global": heads * heads * p, "per_head": heads * p, "none": 0}[self.collapse]
-        extra = len(self.mix) * heads * heads * p + collapse if self.interleaves(layer) else 0
-        return 4 * geometry.hidden_dim**2 + extra
+        mixes = sum(self._mixed_heads(geometry, part) ** 2 * p for part in self.mix)
+        return super().params(geometry, layer) + (mixes + collapse if self.interleaves(layer) else 0)
+
+    def _mixed_heads(self, geometry: Geometry, part: str) -> int:
+        return geometry.n_heads if part == "q" else self.kv_heads(geometry)
 
     def forward_flops(self, geometry: Geometry, layer: int, seq_len: int) -> LayerFlops:
         """Projections; mixing 8 H^2 P d per token; 4d FLOPs per live pair of virtual tokens and head (spec 3).
@@ -84,12 +87,13 @@ class IhaSpec(AttentionSpec):
         """
         d_model, heads, p = geometry.hidden_dim, geometry.n_heads, self.pseudo_heads
         window = self.window_at(geometry, layer)
-        projections = 8 * d_model**2 * seq_len
+        projections = self.projection_flops(geometry, seq_len)
         if not self.interleaves(layer):
             return LayerFlops(projections, mixing=0, attention=4 * d_model * live_pairs(seq_len, window))
         collapse = {"global": 2 * heads * p * d_model, "per_head": 2 * p * d_model, "none": 0}[self.collapse]
         tokens = min(seq_len, d_model) if self.collapse == "none" else seq_len
-        mixing = 2 * len(self.mix) * heads * p * d_model * tokens + collapse * seq_len
+        squares = sum(self._mixed_heads(geometry, part) ** 2 for part in self.mix)
+        mixing = 2 * squares * p * geometry.head_dim * tokens + collapse * seq_len
         return LayerFlops(projections, mixing, attention=4 * d_model * self._virtual_pairs(seq_len, window))
 
     def _virtual_pairs(self, seq_len: int, window: int | None) -> int:

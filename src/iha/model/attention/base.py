@@ -27,12 +27,14 @@ class Attention(nn.Module, ABC):
     Args:
         dim: model width D.
         n_heads: heads H; the width of a head is d = D / H, an even number.
+        n_kv_heads: heads of keys and values, a divisor of H: H / n_kv_heads consecutive query heads share one. None: H.
         window: tokens that a query sees, itself included; None: all earlier ones.
         rope_theta: base of the rotary frequencies.
         backend: attention kernel; auto, sdpa, banded (CPU), flex, flash (GPU) or reference.
 
     Attributes:
         n_pseudo: virtual tokens per token (P in an interleaved layer).
+        grouped: whether the variant can have fewer key heads than query heads.
         positions: how RoPE counts them; see `ForwardContext`.
         token_causal: whether a virtual query sees all virtual keys of its own token.
 
@@ -41,6 +43,7 @@ class Attention(nn.Module, ABC):
     """
 
     n_pseudo: int = 1
+    grouped: bool = False
     positions: PositionKind = "virtual"
     token_causal: bool = False
 
@@ -49,6 +52,7 @@ class Attention(nn.Module, ABC):
         dim: int,
         n_heads: int,
         *,
+        n_kv_heads: int | None = None,
         window: int | None = None,
         rope_theta: float = 500_000.0,
         backend: str = "auto",
@@ -56,14 +60,20 @@ class Attention(nn.Module, ABC):
         super().__init__()
         if n_heads < 1 or dim % n_heads:
             raise ValueError(f"dim is {dim} with n_heads {n_heads}; allowed: a multiple of n_heads")
+        kv = n_heads if n_kv_heads is None else n_kv_heads
+        if kv != n_heads and not self.grouped:
+            raise ValueError(f"n_kv_heads is {n_kv_heads}; allowed: None, since {type(self).__name__} has no groups")
+        if kv < 1 or n_heads % kv:
+            raise ValueError(f"n_kv_heads is {n_kv_heads}; allowed: a divisor of n_heads, {n_heads}")
         if window is not None and window < 1:
             raise ValueError(f"window is {window}; allowed: 1 token or more, or None")
         self.dim, self.n_heads, self.head_dim = dim, n_heads, dim // n_heads
+        self.n_kv_heads = kv
         self.window = window
         self.scale = self.head_dim**-0.5
         self.backend = backend
         self.rope = Rope(self.head_dim, rope_theta)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.qkv = nn.Linear(dim, (n_heads + 2 * kv) * self.head_dim, bias=False)
         self.out = nn.Linear(dim, dim, bias=False)
 
     @classmethod
@@ -155,13 +165,15 @@ class Attention(nn.Module, ABC):
         return rotate(x, context.rotations[self.n_pseudo, self.positions])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext, cache: LayerCache | None) -> Tensor:
-        """Attention of q (B, L, H, d) on k (B, L, H, d) and v (B, L, Hv, dv) and the cache; returns (B, L, H, dv).
+        """Attention of q (B, L, H, d) on the cache, k (B, L, Hk, d) and v (B, L, Hv, dv); returns (B, L, H, dv).
 
-        Hv divides H; dv may be less or more than d. Scores are multiplied by `self.scale`, d ** -0.5 of a plain head.
+        Hk and Hv divide H; dv may be less or more than d. Scores are multiplied by `self.scale`, d ** -0.5 by default.
         """
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.to(k.dtype).transpose(1, 2)
         if cache is not None:
             k, v = cache.append(k, v)
+        if k.shape[1] != q.shape[1]:
+            k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         out = attend(q.to(k.dtype), k, v, self.mask(context, k.shape[2]), self.scale, self.backend)
         return out.transpose(1, 2)
 

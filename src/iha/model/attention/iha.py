@@ -153,12 +153,13 @@ class InterleavedHeadAttention(Attention):
 
     Parameters: `qkv.weight` (3 D, D), `out.weight` (D, D), `alpha_q`, `alpha_k`, `alpha_v` (P, H, H) and `collapse`
     (H, P, H), or (P, H) per head: 4 H^2 P more than MHA. Keep the last four in fp32; they are cast where they are used.
-    What is not mixed or collapsed has None instead.
+    What is not mixed or collapsed has None instead. With `n_kv_heads`, keys and values are mixed among these.
 
     Raises:
         ValueError: sizes that do not fit, or a window "auto" that is not a whole number.
     """
 
+    grouped = True
     alpha_q: nn.Parameter
     alpha_k: nn.Parameter
     alpha_v: nn.Parameter
@@ -191,10 +192,12 @@ class InterleavedHeadAttention(Attention):
         self.n_pseudo = p
         self.token_causal = mask == "token"
         self.positions = positions
+        self._parts = [h, self.n_kv_heads, self.n_kv_heads]
         self.noise_std = noise_std
         self.lr_multiplier = lr_multiplier
-        for part in ("q", "k", "v"):
-            self.register_parameter(f"alpha_{part}", nn.Parameter(torch.empty(p, h, h)) if part in mix else None)
+        for part, heads in (("q", h), ("k", self.n_kv_heads), ("v", self.n_kv_heads)):
+            alpha = nn.Parameter(torch.empty(p, heads, heads)) if part in mix else None
+            self.register_parameter(f"alpha_{part}", alpha)
         shape = (h, p, h) if collapse == "global" else (p, h)
         self.register_parameter("collapse", None if collapse == "none" else nn.Parameter(torch.empty(shape)))
         self.reset_parameters()
@@ -205,6 +208,7 @@ class InterleavedHeadAttention(Attention):
         if not spec.interleaves(layer):
             return MultiHeadAttention.from_spec(spec, geometry, layer, **options)
         own = {
+            "n_kv_heads": spec.n_kv_heads,
             "pseudo_heads": spec.pseudo_heads,
             "mask": spec.mask,
             "mix": spec.mix,
@@ -219,7 +223,8 @@ class InterleavedHeadAttention(Attention):
         """Identity plus noise; the collapse takes the mean of its own head's pseudo-outputs plus noise (spec 2.7)."""
         p, eye = self.n_pseudo, torch.eye(self.n_heads)
         if name.startswith("alpha_"):
-            return self._noisy(eye.expand(p, -1, -1), generator)
+            heads = self.n_heads if name == "alpha_q" else self.n_kv_heads
+            return self._noisy(torch.eye(heads).expand(p, -1, -1), generator)
         if name != "collapse" or self.collapse is None:
             return None
         own = torch.ones(p, self.n_heads) if self.collapse.dim() == 2 else eye[:, None, :].expand(-1, p, -1)
@@ -238,7 +243,7 @@ class InterleavedHeadAttention(Attention):
             qkv, alphas = F.linear(x, self._folded_weight()), (None, None, None)
         else:
             qkv = self.qkv(x)
-        q_BNHd, k_BNHd, v_BNHd = self.split_heads(qkv).chunk(3, dim=2)
+        q_BNHd, k_BNHd, v_BNHd = torch.split(self.split_heads(qkv), self._parts, dim=2)
         heads_BNHd = interleaved_attention(
             q_BNHd,
             k_BNHd,
@@ -253,7 +258,8 @@ class InterleavedHeadAttention(Attention):
     def _folded_weight(self) -> Tensor:
         """W_q, W_k and W_v with their mixes folded in, computed in the weights' own precision."""
         with torch.autocast(self.qkv.weight.device.type, enabled=False):
-            parts = zip(self.qkv.weight.chunk(3), (self.alpha_q, self.alpha_k, self.alpha_v), strict=True)
+            weights = torch.split(self.qkv.weight, [heads * self.head_dim for heads in self._parts])
+            parts = zip(weights, (self.alpha_q, self.alpha_k, self.alpha_v), strict=True)
             return torch.cat([weight if alpha is None else fold_heads(weight, alpha[0]) for weight, alpha in parts])
 
     def lr_multipliers(self) -> dict[str, float]:

@@ -14,13 +14,20 @@ from iha.variants.base import Geometry
 
 
 class MultiHeadAttention(Attention):
-    """Causal multi-head attention (MHA)."""
+    """Causal multi-head attention (MHA); with `n_kv_heads`, grouped-query attention."""
+
+    grouped = True
+
+    @classmethod
+    def from_spec(cls, spec: Any, geometry: Geometry, layer: int, **options: Any) -> Attention:
+        """With the key heads of the spec, if it has any."""
+        return super().from_spec(spec, geometry, layer, n_kv_heads=getattr(spec, "n_kv_heads", None), **options)
 
     def compute(self, x: Tensor, context: ForwardContext, cache: LayerCache | None) -> Tensor:
         """Attention of x (B, N, D)."""
         qkv = self.split_heads(self.qkv(x))
-        qk, v = torch.split(qkv, [2 * self.n_heads, self.n_heads], dim=2)
-        q, k = self.rotate(qk, context).chunk(2, dim=2)
+        qk, v = torch.split(qkv, [self.n_heads + self.n_kv_heads, self.n_kv_heads], dim=2)
+        q, k = torch.split(self.rotate(qk, context), [self.n_heads, self.n_kv_heads], dim=2)
         return self.project_out(self.attend(q, k, v, context, cache), x)
 
 
