@@ -40,7 +40,7 @@ def ours(tokenizer, path: Path, folder: Path) -> int:
     """Tokens written by our stage."""
     data = SplitConfig(sources=(FileSource(kind="files", paths=(str(path),)),))
     part = TokeniseSlice(split="pretrain", data=data, shard_tokens=10**9, seq_len=0)
-    return tokenise.build(part, tokenizer, folder, PROCESSES).facts["n_tokens"]
+    return tokenise.build(part, tokenizer, folder, PROCESSES).metadata["n_tokens"]
 
 
 def peers(tokenizer, path: Path, folder: Path) -> int:

@@ -249,7 +249,9 @@ def loader(repeats: int) -> dict[str, float]:
         facts = {"shards": [{"file": "shard", "tokens": 4_000_000}], "dtype": "<u2", "max_id": VOCAB - 1,
                  "vocab_size": VOCAB, "seq_len": 0, "eos": 1}  # fmt: skip
         files = {"shard": file_entry(path, path.parent)}
-        store = TokenStore.open(Manifest(stage="tokenise", slice={}, code="x", files=files, facts=facts), path.parent)
+        store = TokenStore.open(
+            Manifest(stage="tokenise", slice={}, code="x", files=files, metadata=facts), path.parent
+        )
         batches, count = Batches(store, LENGTH, BATCH, 1), iter(range(10**6))
 
         def read() -> None:

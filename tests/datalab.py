@@ -52,7 +52,7 @@ def build(part: TokeniseSlice, state: Path, workers: int = 1) -> Manifest:
     """Tokenise and describe, as the stage does."""
     built = tokenise.build(part, tokenizer(), state, workers)
     return Manifest(
-        stage="tokenise", slice=part.model_dump(mode="json"), code="0", files=built.files, facts=built.metadata
+        stage="tokenise", slice=part.model_dump(mode="json"), code="0", files=built.files, metadata=built.metadata
     )
 
 

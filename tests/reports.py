@@ -36,7 +36,7 @@ def row(benchmark, metric, value, *, n=4, task=None, length=None, source="synthe
 
 
 def manifest(stage, facts, slice=None, files=None):
-    return Manifest(stage=stage, slice=slice or {}, code="c0de", facts=facts, files=files or {})
+    return Manifest(stage=stage, slice=slice or {}, code="c0de", metadata=facts, files=files or {})
 
 
 @dataclass
@@ -104,7 +104,7 @@ class World:
                     for n in (512, 1024)
                     for b in range(0, 10, 3)
                 ]
-                facts = self.inputs[f"eval:{v}:{seed}:ruler:long"].facts
+                facts = self.inputs[f"eval:{v}:{seed}:ruler:long"].metadata
                 facts["ruler"] = {"means": [], "depths": rows}
                 facts["positions"] = {
                     "length": 1024, "pretrain_len": 256, "loss": [4.0 - 0.1 * i - 0.01 * at for at in range(31)] + [None],

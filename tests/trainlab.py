@@ -60,7 +60,7 @@ def plain_store(state: Path, tokens: int = 4000, seed: int = 0) -> Manifest:
     text(tokens, seed).tofile(path)
     shards = [{"file": "shard", "tokens": tokens}]
     facts = {"shards": shards, "dtype": "<u2", "max_id": VOCAB - 1, "vocab_size": VOCAB, "seq_len": 0, "eos": 1}
-    return Manifest(stage="tokenise", slice={}, code="x", files={"shard": file_entry(path, state)}, facts=facts)
+    return Manifest(stage="tokenise", slice={}, code="x", files={"shard": file_entry(path, state)}, metadata=facts)
 
 
 def packed_store(state: Path, rows: int = 40, seq_len: int = 64) -> Manifest:
@@ -75,7 +75,7 @@ def packed_store(state: Path, rows: int = 40, seq_len: int = 64) -> Manifest:
     files = {name: file_entry(path.with_suffix(f".{name}"), state) for name in ("ds", "doc", "mask")}
     shards = [{"file": "ds", "tokens": rows * seq_len}]
     facts = {"shards": shards, "dtype": "<u2", "max_id": VOCAB - 1, "vocab_size": VOCAB, "seq_len": seq_len, "eos": 1}
-    return Manifest(stage="tokenise", slice={}, code="x", files=files, facts=facts)
+    return Manifest(stage="tokenise", slice={}, code="x", files=files, metadata=facts)
 
 
 class Lab(harness.Lab):

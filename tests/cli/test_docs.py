@@ -55,7 +55,7 @@ def folder(tmp_path_factory):
     shutil.copytree(ROOT / "slurm", folder / "slurm")
     shutil.copy(ROOT / "Makefile", folder)
     facts = ledger(ledger_slice(load_config(ROOT / "configs" / "smoke.yaml")))
-    write_manifest(folder / "results/smoke/flops.json", Manifest(stage="flops", slice={}, code="c", facts=facts))
+    write_manifest(folder / "results/smoke/flops.json", Manifest(stage="flops", slice={}, code="c", metadata=facts))
     toy = (ROOT / "configs" / "smoke.yaml").read_text()
     (folder / "configs" / "toy.yaml").write_text(toy + variant_lines())
     shutil.copy(ROOT / "tests" / "toy_variant.py", folder)

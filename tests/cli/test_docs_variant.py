@@ -65,7 +65,7 @@ def test_it_trains_and_decodes(attention, reader, tmp_path):
     assert code == 0, text
     losses = lab.losses(part)
     assert losses[8] < losses[1]
-    model, ids = load_model(lab.state / lab.made(part).facts["model"]), torch.arange(12)[None]
+    model, ids = load_model(lab.state / lab.made(part).metadata["model"]), torch.arange(12)[None]
     with torch.no_grad():
         whole_logits, cache = model(ids), model.new_cache(1)
         steps = torch.cat([model(ids[:, i : i + 1], cache=cache) for i in range(12)], dim=1)

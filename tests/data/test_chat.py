@@ -51,7 +51,7 @@ def test_only_assistant_text_and_its_end_are_trained():
 def test_a_row_without_labels_is_dropped_and_counted(tmp_path):
     long = {"role": "user", "content": "hats " * 200}
     manifest = build(chat_slice(chats(tmp_path, [[USER, ANSWER]] * 9 + [[long, ANSWER]]), 64), tmp_path)
-    assert (manifest.facts["n_unlabelled"], manifest.facts["n_docs"], manifest.facts["n_cut"]) == (1, 9, 1)
+    assert (manifest.metadata["n_unlabelled"], manifest.metadata["n_docs"], manifest.metadata["n_cut"]) == (1, 9, 1)
 
 
 def test_a_data_set_without_a_label_is_refused(tmp_path):
@@ -103,7 +103,7 @@ def test_a_cut_answer_gets_no_end_and_is_counted(tmp_path):
     assert len(found.ids) == 32
     assert tok.eot not in [token for token, on in zip(found.ids, found.mask, strict=True) if on]
     manifest = build(chat_slice(chats(tmp_path, [[USER, long], [USER, ANSWER]]), 32), tmp_path)
-    assert manifest.facts["n_cut"] == 1
+    assert manifest.metadata["n_cut"] == 1
 
 
 def test_an_answer_that_just_fits_keeps_its_end():

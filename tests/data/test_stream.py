@@ -15,10 +15,10 @@ def test_max_tokens_counts_only_documents_that_are_long_enough(tmp_path, monkeyp
     rows = [{"text": text} for _ in range(9) for text in (*["cat hats"] * 60, TEXT)]
     path = write_rows(tmp_path / "a.jsonl", rows)
     part = text_slice(path, min_document_tokens=LONG, max_tokens=3 * LONG)
-    facts = build(part, tmp_path, n_workers).facts
+    facts = build(part, tmp_path, n_workers).metadata
     assert (facts["n_docs"], facts["n_tokens"], facts["n_short"]) == (3, 3 * LONG, 180)
     used = text_slice(write_rows(tmp_path / "used.jsonl", rows[:183]), min_document_tokens=LONG)
-    other = build(used, tmp_path / "used").facts
+    other = build(used, tmp_path / "used").metadata
     assert other.pop("sources")[0]["documents"] == facts.pop("sources")[0]["documents"] == 183
     assert facts == other, "what is dropped still counts as read"
 
@@ -30,7 +30,7 @@ def test_max_tokens_counts_only_conversations_with_a_label(tmp_path):
     part = chat_slice(write_rows(tmp_path / "a.jsonl", rows), 64)
     kept = len(tokenizer().encode_chat(whole)[0])
     part = part.model_copy(update={"data": part.data.model_copy(update={"max_tokens": 2 * kept})})
-    facts = build(part, tmp_path).facts
+    facts = build(part, tmp_path).metadata
     assert (facts["n_docs"], facts["n_unlabelled"]) == (2, 4)
 
 

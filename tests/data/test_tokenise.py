@@ -56,7 +56,7 @@ def wide_store(state, ids, vocab_size=128_256, **changed):
     built.add(state, state, Piece(np.asarray(ids, np.uint32)), iter(()), 10)
     facts = {"dtype": "uint32", "seq_len": 0, "vocab_size": vocab_size, "eos": 128_001, "shards": built.shards}
     facts |= {"max_id": built.counts.max_id} | changed
-    return Manifest(stage="tokenise", slice={}, code="0", files=built.files, facts=facts)
+    return Manifest(stage="tokenise", slice={}, code="0", files=built.files, metadata=facts)
 
 
 def test_ids_above_16_bits_are_kept(tmp_path):
@@ -103,7 +103,7 @@ def test_the_manifest_describes_every_file_and_counts(tmp_path):
     manifest = build(text_slice(tmp_path / "corpus.jsonl", shard_tokens=300, min_document_tokens=10), tmp_path)
     verify_files(manifest, tmp_path, deep=True)
     assert {Path(entry.path).name for entry in manifest.files.values()} == set(shard_bytes(tmp_path))
-    facts = manifest.facts
+    facts = manifest.metadata
     assert (facts["n_docs"], facts["n_short"]) == (5, 1)
     assert sum(shard["docs"] for shard in facts["shards"]) == 5
     assert sum(shard["tokens"] for shard in facts["shards"]) == facts["n_tokens"] == store.n_tokens
@@ -123,7 +123,7 @@ def test_what_is_read_ahead_for_workers_is_not_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenise, "BATCH_CHARS", 10)
     rows = [row for i in range(50) for row in ({"text": f"cat {i}"}, {"text": ""}, b"{")]
     part = text_slice(write_rows(tmp_path / "a.jsonl", rows), max_tokens=20)
-    facts = [build(part, tmp_path / str(n), n).facts for n in (1, 3)]
+    facts = [build(part, tmp_path / str(n), n).metadata for n in (1, 3)]
     assert facts[0] == facts[1]
     assert facts[0]["n_docs"] < 10
     assert facts[0]["n_empty"] == facts[0]["n_broken"] == facts[0]["n_docs"] - 1
@@ -154,8 +154,8 @@ def test_each_document_once_and_the_same_bytes_for_1_and_4_workers(tmp_path, mon
     monkeypatch.setattr(tokenise, "BATCH_CHARS", 30)
     part = ten(tmp_path / "in")
     one, four = (build(part, tmp_path / str(n), n) for n in (1, 4))
-    assert one.facts == four.facts
-    assert one.facts["n_docs"] == 10
+    assert one.metadata == four.metadata
+    assert one.metadata["n_docs"] == 10
     assert shard_bytes(tmp_path / "1") == shard_bytes(tmp_path / "4")
     texts = [tokenizer().decode(ids) for ids in documents_of(TokenStore.open(one, tmp_path / "1"))]
     assert sorted(int(text.split(":")[0].split()[1]) for text in texts) == list(range(10))
@@ -239,7 +239,7 @@ def test_the_same_bytes_after_the_whole_stage_is_killed(tmp_path):
     clean = build(part, tmp_path / "clean")
     assert shard_bytes(state) == shard_bytes(tmp_path / "clean")
     manifest = read_manifest(state / "m.json")
-    assert manifest.facts == clean.facts
+    assert manifest.metadata == clean.metadata
     assert manifest.files == clean.files
 
 
@@ -280,7 +280,7 @@ def test_a_packed_store_has_labels_and_documents_beside_each_token(tmp_path):
     path = write_rows(tmp_path / "chat.jsonl", [{"conversations": t} for t in turns] + [{"conversations": "no"}])
     manifest = build(chat_slice(path, 64, shard_tokens=256), tmp_path)
     store = TokenStore.open(manifest, tmp_path, deep=True)
-    facts = manifest.facts
+    facts = manifest.metadata
     assert (facts["n_broken"], facts["n_empty"], facts["n_docs"]) == (1, 5, 25)
     assert store.n_tokens % 64 == 0
     rows = [store.windows(np.arange(0, store.n_tokens, 64), 64, kind) for kind in ("ds", "mask", "doc")]
@@ -342,7 +342,7 @@ def test_a_build_goes_on_after_its_last_shard_with_the_same_manifest(tmp_path, m
     assert build(part, tmp_path / "cut", workers_then) == clean
     assert shard_bytes(tmp_path / "cut") == shard_bytes(tmp_path / "clean")
     if workers_then == 1:
-        done = sum(shard["docs"] for shard in clean.facts["shards"][:shards]) + clean.facts["n_short"]
+        done = sum(shard["docs"] for shard in clean.metadata["shards"][:shards]) + clean.metadata["n_short"]
         assert len(encoded) == 40 - done
 
 

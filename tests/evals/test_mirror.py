@@ -108,7 +108,9 @@ def test_a_line_separator_inside_an_item_does_not_end_it(tmp_path):
     docs = load_tasks(["math500"], tmp_path / "mirror")["math500"].test_docs()
     assert done.n == 2 and [doc["problem"] for doc in docs] == [row["problem"] for row in rows]
     entry = file_entry(tmp_path / file, tmp_path)
-    made = Manifest(stage="items", slice={}, code="", files={"math500_test": entry}, facts={"tasks": {"math500": {}}})
+    made = Manifest(
+        stage="items", slice={}, code="", files={"math500_test": entry}, metadata={"tasks": {"math500": {}}}
+    )
     context = Context(tmp_path / "out.json", tmp_path, {}, "", "x", 1, "cpu")
     asked = {f"math500/{i}": row["problem"] for i, row in enumerate(rows)}
     assert contamination.questions(made, context) == asked
@@ -237,14 +239,14 @@ def test_the_stage_says_what_it_wrote(tmp_path):
     part = ItemsSlice(items=SOURCES, items_dir=None, haystack=BookSource(kind="book"), limit=4, needed=True)
     context = Context(tmp_path / "items.json", tmp_path, {}, "", "x", 1, "cpu")
     made = stage.body(part, context)
-    assert {name: fact["n"] for name, fact in made.facts["tasks"].items()} == {
+    assert {name: fact["n"] for name, fact in made.metadata["tasks"].items()} == {
         "gsm8k": 4, "humaneval": 164, "math500": 4, "mbpp": 4,
     }  # fmt: skip
-    assert made.facts["tasks"]["gsm8k"]["sha256"] == made.files["gsm8k_test"].sha256
+    assert made.metadata["tasks"]["gsm8k"]["sha256"] == made.files["gsm8k_test"].sha256
     assert set(made.files) == {
         "gsm8k_test", "gsm8k_train", "haystack", "humaneval_test", "math500_test", "mbpp_test",
     }  # fmt: skip
-    assert made.facts["haystack"]["source"] == "synthetic"
+    assert made.metadata["haystack"]["source"] == "synthetic"
 
 
 def test_without_suites_nothing_is_fetched(tmp_path, monkeypatch):
@@ -280,8 +282,8 @@ def test_a_changed_file_of_the_user_makes_the_items_again(tmp_path):
     snakemake(tmp_path, *target, config=None)
     second = read_manifest(tmp_path / target[0], "items")
     assert (
-        first.facts["questions"]
-        != second.facts["questions"]
+        first.metadata["questions"]
+        != second.metadata["questions"]
         == {"dev-v2.0.json": sha256_file(folder / "dev-v2.0.json")}
     )
     assert first.files == second.files

@@ -301,7 +301,7 @@ def context_of(tmp_path, tokenizer):
         slice={"items_dir": None},
         code="",
         files={"haystack": file_entry(haystack, tmp_path)},
-        facts={"haystack": {"source": "synthetic"}},
+        metadata={"haystack": {"source": "synthetic"}},
     )
     return Context(tmp_path / "out.json", tmp_path, {"items": items}, "", "x", 1, "cpu")
 
@@ -309,12 +309,12 @@ def context_of(tmp_path, tokenizer):
 def test_stage_writes_hashed_items_and_says_where_text_is_not_rulers(tmp_path, tokenizer):
     part = RulerSlice(length=1024, tasks=("niah_single_1", "niah_single_2"), samples=3)
     done = stage.body(part, context_of(tmp_path, tokenizer))
-    facts = done.facts["tasks"]
+    facts = done.metadata["tasks"]
     assert [facts[t]["source"] for t in part.tasks] == ["real", "synthetic"]
     assert facts["niah_single_2"]["n"] == 3
     assert facts["niah_single_2"]["tokens_max"] <= 1024
     assert facts["niah_single_2"]["sha256"] == done.files["niah_single_2"].sha256
-    manifest = Manifest(stage="ruler", slice={}, code="", files=done.files, facts=done.facts)
+    manifest = Manifest(stage="ruler", slice={}, code="", files=done.files, metadata=done.metadata)
     items = read_items(manifest, tmp_path, "niah_single_2", tokenizer.sha256)
     assert items == made(
         "niah_single_2", 1024, 3, tokenizer, Materials(Haystack(tuple((STORY * 30).split()), "synthetic"))

@@ -278,7 +278,7 @@ def world(tmp_path_factory):
         stage="pretrain",
         slice={"variant": variant.model_dump(mode="json"), "seed": 1, "recipe": {"seq_len": 128}},
         code="c",
-        facts={
+        metadata={
             "weights_sha256": sha256_file(folder / "model.safetensors"),
             "model": folder.relative_to(state).as_posix(),
         },
@@ -286,7 +286,7 @@ def world(tmp_path_factory):
     )
     inputs = {
         "model": model,
-        "tokenizer": Manifest(stage="tokenizer", slice={}, code="c", facts={"sha256": tokenizer().sha256}),
+        "tokenizer": Manifest(stage="tokenizer", slice={}, code="c", metadata={"sha256": tokenizer().sha256}),
     }
     made = items.body(
         ItemsSlice(items=SOURCES, items_dir=None, haystack=BookSource(kind="book"), limit=3, needed=True),
@@ -301,7 +301,7 @@ def world(tmp_path_factory):
 
 
 def manifest(stage, made, part):
-    return Manifest(stage=stage, slice=part.model_dump(mode="json"), code="c", files=made.files, facts=made.facts)
+    return Manifest(stage=stage, slice=part.model_dump(mode="json"), code="c", files=made.files, metadata=made.metadata)
 
 
 def context(state, inputs, **changes):
@@ -318,17 +318,17 @@ def test_stage_evaluate_writes_rows_samples_and_settings(world):
     state, inputs = world
     part = eval_slice(Suite(name="reasoning", model="base", tasks=("gsm8k", "math500")))
     made = evaluate.body(part, context(state, inputs))
-    rows = made.facts["rows"]
+    rows = made.metadata["rows"]
     assert {(r["benchmark"], r["metric"]) for r in rows} >= {("gsm8k", "em"), ("gsm8k", "maj2"), ("math500", "em")}
     assert {r["source"] for r in rows} == {"synthetic"} and all(isinstance(r["n"], int) for r in rows)
-    assert made.facts["settings"]["batch_size"] == 8 and made.facts["settings"]["context"] == 128
+    assert made.metadata["settings"]["batch_size"] == 8 and made.metadata["settings"]["context"] == 128
     verify_files(manifest("evaluate", made, part), state, deep=True)
     records = read(state / made.files["samples"].path)
     assert [(r["task"], r["item"]) for r in records] == [(t, i) for t in ("gsm8k", "minerva_math500") for i in (0, 1)]
     assert all(len(r["answers"]) == 3 for r in records)
     assert not list(state.rglob("answers.jsonl")), "the journal is gone once the results stand"
     again = evaluate.body(part, context(state, inputs))
-    assert again.facts == made.facts and again.files == made.files
+    assert again.metadata == made.metadata and again.files == made.files
 
 
 def test_stage_evaluate_killed_half_way_goes_on_and_ends_alike(world, monkeypatch):
@@ -363,13 +363,16 @@ def test_stage_evaluate_runs_ruler(world):
     state, inputs = world
     suite = Suite(name="ruler", model="long", tasks=("niah_single_1", "niah_multikey_1"), lengths=(1024,))
     made = evaluate.body(eval_slice(suite), context(state, inputs))
-    found = {(r["task"], r["length"], r["metric"]): r for r in made.facts["rows"]}
+    found = {(r["task"], r["length"], r["metric"]): r for r in made.metadata["rows"]}
     assert found["niah_single_1", 1024, "official"]["n"] == 2
     assert found["niah_multikey_1", 1024, "official"]["source"] == "synthetic", "its haystack is not RULER's"
     assert found["niah_single_1", 1024, "gold_nll"]["value"] > 0
     official = found["niah_single_1", 1024, "official"]
     assert official["low"] <= official["value"] <= official["high"]
-    assert {(m["metric"], m["length"]) for m in made.facts["ruler"]["means"]} == {("official", 1024), ("strict", 1024)}
+    assert {(m["metric"], m["length"]) for m in made.metadata["ruler"]["means"]} == {
+        ("official", 1024),
+        ("strict", 1024),
+    }
     depths = {(r["task"], r["item"]): r["depth"] for r in read(state / made.files["samples"].path)}
     assert depths["niah_multikey_1", 0] is not None and 0 <= depths["niah_single_1", 1] <= 1
 

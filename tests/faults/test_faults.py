@@ -165,7 +165,7 @@ def test_a_step_with_nan_gradients_is_skipped_once_also_across_a_kill(trial):
     code, text = lab.run(job, IHA_FAULT="gradients@6:nan")
     assert code == 0, text
     weights = lab.output(job).read_bytes()
-    assert lab.made(job).facts["skipped_steps"] == 1
+    assert lab.made(job).metadata["skipped_steps"] == 1
     for path in lab.folder(job).rglob("*.safetensors"):
         assert all(isfinite(x.double().sum().item()) for x in load_file(path).values()), path
     again = t.undisturbed.without(job, lab.root.with_name("killed"))
@@ -206,7 +206,7 @@ def test_killed_on_one_rank_and_resumed_on_two_the_losses_agree(trial):
     t.killed("step@6")
     for code, text in t.lab.ranks(t.job, 2):
         assert code == 0, text
-    ours, theirs = (lab.made(t.job).facts for lab in (t.lab, t.undisturbed))
+    ours, theirs = (lab.made(t.job).metadata for lab in (t.lab, t.undisturbed))
     assert ours["data_digest"] == theirs["data_digest"]
     expected = t.undisturbed.losses(t.job)
     assert t.lab.losses(t.job) == {step: pytest.approx(loss, rel=1e-5) for step, loss in expected.items()}

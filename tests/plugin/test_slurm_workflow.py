@@ -64,9 +64,10 @@ def test_two_variants_to_an_evaluation_with_two_and_four_ranks_on_two_nodes(clus
     steps = [step for step, _ in read_metrics(run / "metrics.jsonl")["loss"]]
     assert steps == list(range(1, 13))
     for target in TARGETS:
-        assert read_manifest(here / target, "evaluate").facts["rows"]
+        assert read_manifest(here / target, "evaluate").metadata["rows"]
         assert (
-            read_manifest(here / target.replace("evals", "runs").replace("words.base", "pretrain")).facts["steps"] == 12
+            read_manifest(here / target.replace("evals", "runs").replace("words.base", "pretrain")).metadata["steps"]
+            == 12
         )
 
 

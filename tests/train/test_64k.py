@@ -34,9 +34,9 @@ def test_extension_and_decoding_at_65536_tokens_fit_24_gib(tmp_path):
     lab.give("parent", read_manifest(lab.output(base), "pretrain"))
     child = lab.start(long)
     assert child.wait(timeout=500) == 0, child.text
-    assert lab.made(long).facts["tokens"] == LENGTH
+    assert lab.made(long).metadata["tokens"] == LENGTH
 
-    model = load_model(lab.state / lab.made(long).facts["model"])
+    model = load_model(lab.state / lab.made(long).metadata["model"])
     tokens = torch.randint(64, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         cache = model.new_cache(1)

@@ -30,7 +30,7 @@ def single(tmp_path_factory):
 
 
 def assert_close(lab, single):
-    ours, theirs = lab.made(PART).facts, single.made(PART).facts
+    ours, theirs = lab.made(PART).metadata, single.made(PART).metadata
     assert {n: ours[n] for n in ("steps", "tokens", "data_digest")} == {
         n: theirs[n] for n in ("steps", "tokens", "data_digest")
     }

@@ -31,7 +31,7 @@ def straight(tmp_path_factory):
 
 
 def result(lab, part=PART):
-    facts = lab.made(part).facts
+    facts = lab.made(part).metadata
     return {name: facts[name] for name in RESULT}
 
 
@@ -130,7 +130,7 @@ def test_consumed_samples_are_a_function_of_the_step(straight):
     batches, rolled = Batches(store, 64, 4, PART.seed), ""
     for step in range(12):
         rolled = hashlib.sha256((rolled + batches.digest(step)).encode()).hexdigest()
-    assert straight.made(PART).facts["data_digest"] == rolled
+    assert straight.made(PART).metadata["data_digest"] == rolled
 
 
 def test_another_store_is_refused_with_the_directory_to_remove(tmp_path):

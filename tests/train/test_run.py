@@ -28,7 +28,7 @@ BEGUN = {"slice": {"recipe": {"lr": 1e-3}}, "inputs": {"store": "aa"}}
 
 def manifest(stage="tokenise", code="c", **files):
     entries = {name: FileEntry(path=path, sha256=digest, bytes=1) for name, (path, digest) in files.items()}
-    return Manifest(stage=stage, slice={}, code=code, files=entries, facts={"x": len(entries)})
+    return Manifest(stage=stage, slice={}, code=code, files=entries, metadata={"x": len(entries)})
 
 
 def test_content_is_what_the_files_hold_whoever_made_them_and_in_which_order():
@@ -159,9 +159,9 @@ def test_the_export_is_one_whole_folder_and_the_same_bytes_every_time(run, monke
     origin = {"stage": "pretrain", "variant": "global", "seed": 1, "tokenizer": "70c"}
     assert read_header(final)["extra"] == origin
     made = describe(found, loop, {"codes": ["c1", "c2"]}, "id")
-    assert (made.run_id, made.facts["codes"], made.facts["steps"]) == ("id", ["c1", "c2"], 2)
-    assert made.facts["weights_sha256"] == made.files["weights"].sha256 != made.files["model"].sha256
-    assert made.facts["final_loss"] == pytest.approx(sum(loop.guard.losses) / 2)
+    assert (made.run_id, made.metadata["codes"], made.metadata["steps"]) == ("id", ["c1", "c2"], 2)
+    assert made.metadata["weights_sha256"] == made.files["weights"].sha256 != made.files["model"].sha256
+    assert made.metadata["final_loss"] == pytest.approx(sum(loop.guard.losses) / 2)
 
 
 def test_an_export_that_fails_leaves_the_last_one_whole(run, monkeypatch):
@@ -183,7 +183,7 @@ def test_other_ranks_export_and_describe_nothing(run):
     second = Run(found.part, found.context, World(1, 1, torch.device("cpu")))
     export(second, lm("global", dtype=torch.float32))
     made = describe(second, loop, {"codes": []}, None)
-    assert not (second.folder / "final").exists() and (made.files, made.facts) == ({}, {})
+    assert not (second.folder / "final").exists() and (made.files, made.metadata) == ({}, {})
 
 
 @pytest.mark.parametrize(("steps", "rank", "warnings"), [(15, 0, 0), (16, 0, 1), (16, 1, 0)])

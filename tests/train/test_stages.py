@@ -38,29 +38,29 @@ def lab(tmp_path_factory):
 def test_manifest_describes_a_model_that_loads(lab, part):
     made = lab.made(part)
     verify_files(made, lab.state, deep=True)
-    assert (made.facts["steps"], made.facts["skipped_steps"]) == (part.steps, 0)
-    assert made.facts["tokens"] == part.recipe.tokens
-    assert made.facts["model"] == f"runs/{KIND}/seed1/{part.stage}/final"
-    model = load_model(lab.state / made.facts["model"])
+    assert (made.metadata["steps"], made.metadata["skipped_steps"]) == (part.steps, 0)
+    assert made.metadata["tokens"] == part.recipe.tokens
+    assert made.metadata["model"] == f"runs/{KIND}/seed1/{part.stage}/final"
+    model = load_model(lab.state / made.metadata["model"])
     assert model.pretrain_len == 64
-    assert made.files["weights"].sha256 == made.facts["weights_sha256"]
+    assert made.files["weights"].sha256 == made.metadata["weights_sha256"]
     assert model(torch.zeros(1, 8, dtype=torch.long)).isfinite().all()
 
 
 def test_a_finished_run_stays_when_a_setting_that_changes_no_weight_does(tmp_path):
     found, part = Lab(tmp_path), train_slice(recipe=recipe(steps=3))
     assert found.run(part)[0] == 0
-    weights, losses = found.made(part).facts["weights_sha256"], found.losses(part)
+    weights, losses = found.made(part).metadata["weights_sha256"], found.losses(part)
     other = part.model_copy(update={"recipe": recipe(steps=3, keep_checkpoints=5, max_skipped=7)})
     code, text = found.run(other)
     assert code == 0, text
-    assert (found.made(other).facts["weights_sha256"], found.losses(other)) == (weights, losses)
+    assert (found.made(other).metadata["weights_sha256"], found.losses(other)) == (weights, losses)
     assert not found.folder(part).with_name("pretrain.1").exists()
 
 
 def first_loss(lab, part, isolate=True):
     """Loss of the parent's weights on the first batch of a stage's store, computed without the training loop."""
-    model = load_model(lab.state / lab.made(BASE).facts["model"])
+    model = load_model(lab.state / lab.made(BASE).metadata["model"])
     store = packed_store(lab.state) if part is TUNE else plain_store(lab.state, 6000, 5)
     batch = Batches(TokenStore.open(store, lab.state), part.recipe.seq_len, part.recipe.global_batch, 1).batch(0)
     logits = model(batch.tokens, doc_ids=batch.doc_ids if isolate else None)
@@ -90,7 +90,7 @@ def test_children_run_their_own_schedule_from_step_0(lab, part):
 
 
 def test_parent_is_untouched(lab):
-    weights = load_file(lab.state / lab.made(BASE).facts["model"] / "model.safetensors")
+    weights = load_file(lab.state / lab.made(BASE).metadata["model"] / "model.safetensors")
     assert any(not torch.equal(weights[n], w) for n, w in lab.weights(TUNE).items())
     verify_files(lab.made(BASE), lab.state, deep=True)
 
@@ -112,12 +112,12 @@ def test_flops_are_the_ledgers(tmp_path):
         match="tokens", budgets=dict.fromkeys(("pretrain", "extend", "sft"), budget),
     )  # fmt: skip
     row = ledger(priced)["variants"][part.variant.name]
-    assert found.made(part).facts["flops"] == row["train_flops"]["pretrain"]
+    assert found.made(part).metadata["flops"] == row["train_flops"]["pretrain"]
     assert '"tflops"' in (found.folder(part) / "metrics.jsonl").read_text()
 
 
 def test_a_parent_changed_in_place_is_refused(lab):
-    weights = lab.state / lab.made(BASE).facts["model"] / "model.safetensors"
+    weights = lab.state / lab.made(BASE).metadata["model"] / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     try:

@@ -30,16 +30,16 @@ def manifest(**changes) -> Manifest:
 
 def test_a_manifest_reads_back_and_equal_work_gives_equal_bytes(tmp_path):
     one, two = tmp_path / "deep" / "one.json", tmp_path / "two.json"
-    write_manifest(one, manifest(facts={"y": 1.5, "x": "é"}))
-    write_manifest(two, manifest(slice={"a": [2], "b": 1}, facts={"x": "é", "y": 1.5}))
+    write_manifest(one, manifest(metadata={"y": 1.5, "x": "é"}))
+    write_manifest(two, manifest(slice={"a": [2], "b": 1}, metadata={"x": "é", "y": 1.5}))
     assert one.read_bytes() == two.read_bytes()
     assert one.read_bytes().endswith(b"}\n")
-    assert read_manifest(one, "tokenise") == manifest(facts={"x": "é", "y": 1.5})
+    assert read_manifest(one, "tokenise") == manifest(metadata={"x": "é", "y": 1.5})
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):
-    write_manifest(tmp_path / "m.json", manifest(facts={"loss": float("nan"), "best": float("inf")}))
-    assert read_manifest(tmp_path / "m.json").facts == {"loss": None, "best": None}
+    write_manifest(tmp_path / "m.json", manifest(metadata={"loss": float("nan"), "best": float("inf")}))
+    assert read_manifest(tmp_path / "m.json").metadata == {"loss": None, "best": None}
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
@@ -129,7 +129,7 @@ def no_run(raw):
 @pytest.mark.parametrize("edit", [number, slot, no_digest, no_run])
 def test_an_edited_manifest_is_refused_with_its_name_and_a_remedy(tmp_path, edit):
     path = tmp_path / "m.json"
-    write_manifest(path, manifest(facts={"score": 0.25, "by": {3: "é"}, "none": float("nan")}))
+    write_manifest(path, manifest(metadata={"score": 0.25, "by": {3: "é"}, "none": float("nan")}))
     text = path.read_text()
     raw = json.loads(text)
     edit(raw)
@@ -137,7 +137,7 @@ def test_an_edited_manifest_is_refused_with_its_name_and_a_remedy(tmp_path, edit
     with pytest.raises(DataError, match=r"m\.json: edited since stage 'tokenise' wrote it .*delete the file and run"):
         read_manifest(path)
     path.write_text(json.dumps(json.loads(text), indent=4, sort_keys=False))  # another layout, the same content
-    assert read_manifest(path).facts == {"score": 0.25, "by": {"3": "é"}, "none": None}
+    assert read_manifest(path).metadata == {"score": 0.25, "by": {"3": "é"}, "none": None}
 
 
 def test_manifests_of_version_1_are_read_and_copied_as_they_are(tmp_path):

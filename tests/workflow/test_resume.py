@@ -63,6 +63,6 @@ def test_disturbed_in_pretraining_goes_on_at_the_next_step(tmp_path, prepared, u
             assert "Removing the lock" in (folder / "snakemake.log").read_text()
     snakemake(folder, TARGET, config="changed.yaml")
     made = read_manifest(folder / TARGET)
-    assert made.facts["weights_sha256"] == undisturbed.facts["weights_sha256"]
-    assert made.facts["data_digest"] == undisturbed.facts["data_digest"]
-    assert made.facts["steps"] == STEPS
+    assert made.metadata["weights_sha256"] == undisturbed.metadata["weights_sha256"]
+    assert made.metadata["data_digest"] == undisturbed.metadata["data_digest"]
+    assert made.metadata["steps"] == STEPS

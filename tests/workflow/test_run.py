@@ -45,7 +45,7 @@ def test_a_cell_can_be_traced(finished):
 
 def test_every_variant_reads_the_same_text_along_the_extended_context(finished):
     evals = finished / "results" / "micro" / "evals"
-    found = [read_manifest(evals / v / "seed1" / "ruler.long.json").facts["positions"] for v in ("global", "iha")]
+    found = [read_manifest(evals / v / "seed1" / "ruler.long.json").metadata["positions"] for v in ("global", "iha")]
     assert found[0]["tokens"] == found[1]["tokens"]
     assert all(one["unseen"] and one["length"] == 512 for one in found)
     assert found[0]["loss"] != found[1]["loss"]
@@ -82,7 +82,7 @@ def test_every_manifest_names_its_parents_by_content(finished):
 def test_all_variants_saw_the_same_stream(finished):
     runs = finished / "results" / "micro" / "runs"
     for stage in ("extend", "sft"):
-        facts = [read_manifest(runs / v / "seed1" / f"{stage}.json").facts for v in ("global", "iha")]
+        facts = [read_manifest(runs / v / "seed1" / f"{stage}.json").metadata for v in ("global", "iha")]
         if facts[0]["steps"] == facts[1]["steps"]:
             assert facts[0]["data_digest"] == facts[1]["data_digest"]
 
@@ -219,7 +219,7 @@ def test_editing_code_reruns_what_can_reach_it(finished, edits, rules):
 
 def test_numbers_carry_their_source_and_count(finished):
     manifest = read_manifest(finished / "results/micro/evals/iha/seed1/words.sft.json", "evaluate")
-    rows = manifest.facts["rows"]
+    rows = manifest.metadata["rows"]
     assert rows
     assert {row["source"] for row in rows} == {"synthetic"}
     assert all(row["n"] > 0 for row in rows)

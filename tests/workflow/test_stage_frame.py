@@ -34,7 +34,7 @@ def stage(tmp_path, monkeypatch):
 
 def parent(tmp_path, name: str = "tokenizer"):
     path = tmp_path / f"{name}.json"
-    write_manifest(path, Manifest(stage=name, slice={}, code="p", facts={"n": 3}))
+    write_manifest(path, Manifest(stage=name, slice={}, code="p", metadata={"n": 3}))
     return path
 
 
@@ -43,7 +43,9 @@ def test_a_stage_writes_its_slice_code_parents_files_and_facts(stage, tmp_path):
         path = context.state / "items.jsonl"
         path.parent.mkdir()
         path.write_text("{}\n" * part.samples)
-        return StageResult(files={"items": context.entry(path)}, metadata={"n": context.inputs["tokenizer"].facts["n"]})
+        return StageResult(
+            files={"items": context.entry(path)}, metadata={"n": context.inputs["tokenizer"].metadata["n"]}
+        )
 
     up = parent(tmp_path)
     manifest = read_manifest(stage(body, "--inputs", f"tokenizer={up}"), "ruler")
@@ -52,7 +54,7 @@ def test_a_stage_writes_its_slice_code_parents_files_and_facts(stage, tmp_path):
     assert manifest.parents == {"tokenizer": sha256_file(up)}
     assert manifest.files["items"].path == "items.jsonl"
     assert manifest.files["items"].bytes == 6
-    assert manifest.facts == {"n": 3}
+    assert manifest.metadata == {"n": 3}
 
 
 def test_a_stage_notes_the_commit_it_was_started_at(stage, tmp_path, monkeypatch):
@@ -169,7 +171,7 @@ def test_the_flops_stage_writes_the_ledger(tmp_path, monkeypatch):
     ]
     monkeypatch.setattr(sys, "argv", ["flops", *args])
     flops.main()
-    facts = read_manifest(output, "flops").facts
+    facts = read_manifest(output, "flops").metadata
     assert facts["reference"] == "global"
     assert facts["variants"]["iha"]["steps"]["pretrain"] == 241_561
     assert facts["variants"]["iha"]["cache_bytes"]["8192"] == (5 * 8192 + 21 * 2048) * 2 * 2560 * 2

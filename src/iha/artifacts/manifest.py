@@ -45,11 +45,6 @@ class Manifest(BaseModel):
             data = {"metadata" if key == "facts" else key: value for key, value in data.items()}
         return data
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Earlier name of `metadata`."""
-        return self.metadata
-
 
 class FileEntry(BaseModel):
     """One file in the state directory; `path` is relative to it."""

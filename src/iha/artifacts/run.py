@@ -58,11 +58,6 @@ class StageResult:
     metadata: dict[str, Any] = field(default_factory=dict)
     run_id: str | None = None
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Earlier name of `metadata`."""
-        return self.metadata
-
 
 def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
     """Ask the kernel to send this process a signal when its parent dies, however it dies.
