@@ -114,7 +114,7 @@ def test_paired_heads_cost_half_of_ihas_attention():
 )
 def test_the_ledger_equals_torchs_counter(kind, fields, pairs, tokens):
     """One local layer with every pair computed, in place of the pairs that its mask leaves."""
-    spec = spec_of(kind, window=64, **{k: tuple(v) if k == "mix" else v for k, v in fields.items()})
+    spec = spec_of(kind, window=64, **fields)
     geometry = Geometry(D, 1, H, 64)
     shape = ModelConfig(hidden_dim=D, n_layers=1, n_heads=H, ffn_dim=48)
     layer = iha.build_model(shape, spec, 50, 64, seed=0, backend="reference").blocks[0].attention

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from iha.variants.base import Geometry, GroupedSpec, LayerFlops, PositionKind, layer_type, live_pairs
 
@@ -25,7 +27,7 @@ class IhaSpec(GroupedSpec):
 
     pseudo_heads: int = 2
     mask: Literal["flat", "token"] = "flat"
-    mix: tuple[Literal["q", "k", "v"], ...] = ("q", "k", "v")
+    mix: Annotated[tuple[Literal["q", "k", "v"], ...], Field(strict=False)] = ("q", "k", "v")  # a list in JSON
     collapse: Literal["global", "per_head", "none"] = "global"
     positions: PositionKind = "virtual"
     lr_multiplier: float = 1.0
