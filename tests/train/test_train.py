@@ -19,6 +19,9 @@ class Model(Bigram):
     def no_decay_names(self):
         return {"embed"}
 
+    def lr_multipliers(self):
+        return {}
+
 
 def plain(steps, first=0):
     """Batches as pairs of tensors."""

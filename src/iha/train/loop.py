@@ -63,8 +63,8 @@ def train(
     """Train `model` in place for `recipe.steps` steps.
 
     Args:
-        model: any module with `hidden(tokens, doc_ids=...)`, `head_weight`, `blocks` and `no_decay_names()`, on the
-            device of `world`.
+        model: any module with `hidden(tokens, doc_ids=...)`, `head_weight`, `blocks`, `no_decay_names()` and
+            `lr_multipliers()`, on the device of `world`.
         batches: a source of batches, or an iterable of `(tokens, targets)` or `(tokens, targets, doc_ids)`, each
             (global_batch, seq_len) int64; a target of -100 has no loss.
         recipe: steps, batch sizes, optimizer and schedule.
