@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from iha.evals.grading import extract
-from iha.evals.programs import STOPS, code_of, complete, defines, humaneval_tests, mbpp_tests
+from iha.evals.programs import STOPS, code_of, complete, defines, function_under_test, humaneval_tests, mbpp_tests
+from iha.evals.tasks import BENCHMARKS
 
 DATA = os.environ.get("IHA_TEST_DATA")
 NEWLINES = "\n" * 300_000
@@ -46,8 +47,8 @@ def test_a_fence_of_another_language_counts_where_there_is_no_other():
         ("[BEGIN]\n    x = 1\n", "    x = 1"),
         ("x = 1\n[DONE]\n[BEGIN]\ny = 2\n[DONE]", "y = 2"),
         ("[DONE]", None),
-        ("```python\r\nx = 1\r\ny = 2\r\n```", "x = 1\r\ny = 2\r"),
-        ("    ```python\n    x = 1\n    ```", "    x = 1"),
+        ("```python\r\nx = 1\r\ny = 2\r\n```", "x = 1\ny = 2"),
+        ("    ```python\n    x = 1\n    ```", "x = 1"),
         ("é = '😀'", "é = '😀'"),
     ],
 )
@@ -180,3 +181,42 @@ def test_loops_in_a_program_are_read_in_one_pass():
     assert code_of(f"```python\nx = 1{NEWLINES}y = 2\n```").startswith("x = 1\n")
     assert code_of("```\n" * 30_000) is not None
     assert complete("def f():\n", f"    return 1{NEWLINES}\ndef", "f").endswith("\n")
+
+
+CASES = [json.loads(line) for line in Path(__file__).with_name("grading_cases.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c["kind"]) for c in CASES if c["what"] == "program"])
+def test_reported_texts_pass_by_both_paths(case):
+    doc = {"prompt": case["prompt"], "entry_point": case["entry"], "test": "", "test_list": ["assert add(1, 2) == 3"]}
+    for name in ("humaneval", "mbpp"):
+        program, _ = BENCHMARKS[name].program(doc, case["text"])
+        assert runs(program), program
+    assert runs(extract("mbpp", case["text"]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "````python\ndef add(a, b):\n    s = '''\n```\n'''\n    return a + b\n````",
+        "~~~py\ndef add(a, b):\n    return a + b\n~~~\nand `add`",
+        "> ```python\n> def add(a, b):\n>     return a + b\n> ```",
+        "```python title=x\ndef add(a, b):\n    return a + b\n```\n```text\n3\n```",
+        "```python\nONE = 1\n```\n```python\nprint('unused')\n```\n```python\ndef helper(a):\n    return a * ONE\n```\n```python\ndef add(a, b):\n    return helper(a) + b\n```",
+        "Here it is:\n\nfrom math import fsum\n\ndef add(a, b):\n    return int(fsum([a, b]))\n\nIt uses fsum.",
+        "```python\nimport math\n```\n```python\nfrom __future__ import annotations\ndef add(a, b):\n    return int(math.fsum([a, b]))\n```",
+        "Sure\n\ndef add(a, b):\n    return a + b\n\nDone",
+        "[BEGIN]\n```python\ndef add(a, b):\n    return a + b\n```\n[DONE]\n[BEGIN]\nwrong\n[DONE]",
+    ],
+)
+def test_programs_are_found_however_they_are_fenced(text):
+    doc = {"prompt": PROMPT, "entry_point": "add", "test": "", "test_list": ["assert set([add(1, 2)]) == set([3])"]}
+    for name in ("humaneval", "mbpp"):
+        program, _ = BENCHMARKS[name].program(doc, text)
+        assert runs(program), program
+
+
+def test_the_function_that_asserts_call_is_known():
+    assert function_under_test(["assert set(f(1)) == set(g(2))"]) in ("f", "g")
+    assert function_under_test(["assert sum(1, 2) == 3"]) == "sum"
+    assert function_under_test(["assert x"]) is None and function_under_test(["assert ("]) is None

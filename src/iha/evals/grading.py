@@ -39,7 +39,7 @@ def extract(benchmark: str, text: str) -> str | None:
     Raises:
         ValueError: unknown benchmark.
     """
-    answer = _THINK.sub("", text)
+    answer = without_thoughts(text)
     if benchmark in CODE:
         return programs.code_of(answer)
     answer = _NEXT_QUESTION.split(answer, maxsplit=1)[0]
@@ -48,6 +48,11 @@ def extract(benchmark: str, text: str) -> str | None:
     if benchmark == "math500":
         return _math_answer(answer)
     raise ValueError(f"benchmark {benchmark!r}; allowed: gsm8k, math500, mbpp, humaneval")
+
+
+def without_thoughts(text: str) -> str:
+    """The text behind the last `</think>`."""
+    return _THINK.sub("", text)
 
 
 def compare(benchmark: str, answer: str, gold: str) -> Comparison:

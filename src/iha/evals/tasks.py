@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from iha.errors import ConfigError, DataError
-from iha.evals.grading import extract, last_boxed
-from iha.evals.programs import complete, humaneval_tests, mbpp_tests
+from iha.evals.grading import last_boxed, without_thoughts
+from iha.evals.programs import code_of, complete, function_under_test, humaneval_tests, mbpp_tests
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -49,12 +49,13 @@ class Benchmark:
 
 
 def _humaneval(doc: Doc, text: str) -> tuple[str, str]:
-    code = complete(doc["prompt"], text, doc["entry_point"])
+    code = complete(doc["prompt"], without_thoughts(text), doc["entry_point"])
     return code, humaneval_tests(doc["test"], doc["entry_point"])
 
 
 def _mbpp(doc: Doc, text: str) -> tuple[str, str]:
-    return extract("mbpp", text) or "", mbpp_tests(doc.get("test_setup_code") or "", doc["test_list"])
+    code = code_of(without_thoughts(text), function_under_test(doc["test_list"]))
+    return code or "", mbpp_tests(doc.get("test_setup_code") or "", doc["test_list"])
 
 
 def _math_answer(doc: Doc) -> str:
