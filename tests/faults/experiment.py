@@ -163,7 +163,7 @@ def prepare(root: Path, names: Collection[str] | None = None) -> tuple[Lab, dict
     for module in dict.fromkeys(m for job in chosen for m in LATE.get(job.stage, ())):
         importlib.import_module(module)
     for job in chosen:
-        main_of(job.stage)
+        main_of(dag.entry_point(job.stage))
     for job in chosen:
         code, text = lab.run(job)
         if code:

@@ -30,15 +30,16 @@ from iha.artifacts import faults
 from iha.artifacts.manifest import Manifest, read_manifest, verify_files
 from iha.config.base import Frozen
 from iha.config.schema import SPLITS
+from iha.planning import dag
 from iha.tracking import read_metrics
 from iha.train.checkpoint import MANIFEST, folder_of, steps_in
 from iha.train.run import CHECKPOINTS
 
 
-def main_of(stage: str) -> Callable[[], None]:
-    """Entry point of a stage by its name; what was imported before a fork costs nothing after it."""
-    found: Callable[[], None] = importlib.import_module(f"iha.stages.{stage}").main
-    return found
+def main_of(module: str) -> Callable[[], None]:
+    """Entry point of a stage's module; what was imported before a fork costs nothing after it."""
+    entry: Callable[[], None] = importlib.import_module(module).main
+    return entry
 
 
 class Child:
@@ -65,7 +66,7 @@ class Child:
         try:
             if prepare is not None:
                 prepare()
-            main_of(argv[0].rpartition(".")[2])()
+            main_of(argv[0])()
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         except BaseException:
@@ -147,7 +148,7 @@ class Lab:
 
     def argv(self, job: Job, code: str = "c1") -> list[str]:
         """The job's command after `python -m`."""
-        head = [f"iha.stages.{job.stage}", "--slice", job.part.model_dump_json(), "--code", code, "--device", "cpu"]
+        head = [dag.entry_point(job.stage), "--slice", job.part.model_dump_json(), "--code", code, "--device", "cpu"]
         tail = ["--output", str(self.output(job)), "--state", str(self.state), "--experiment", "rehearsal"]
         return [*head, *tail, "--inputs", *(f"{n}={self.manifest(m)}" for n, m in job.inputs.items())]
 

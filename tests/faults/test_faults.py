@@ -126,7 +126,7 @@ def test_a_disk_that_fills_up_in_a_save_costs_no_complete_checkpoint(trial):
     t = trial("pretrain")
     with small_disk(t) as disk:
         disk.fill(room=1.5 * checkpoint_size(t.undisturbed, t.job))
-        disk.trial.refused("No space left", "start again")
+        disk.trial.refused("No space left", "again")
         assert disk.trial.lab.newest(t.job) == 4
         disk.make_room()
         disk.trial.finished(after=4)
@@ -138,7 +138,7 @@ def test_a_state_directory_that_is_read_only_is_one_message(trial):
     with small_disk(t) as disk:
         disk.trial.killed("step@6")
         disk.remount("ro")
-        disk.trial.refused("Read-only file system", "start again")
+        disk.trial.refused("Read-only file system", "start the workflow again")
         disk.remount("rw")
         disk.trial.finished(after=4)
         disk.trial.same()
@@ -238,7 +238,7 @@ def test_a_process_that_hangs_is_killed_and_its_output_is_the_message(tmp_path, 
         os.write(1, b"stuck here")
         signal.pause()
 
-    monkeypatch.setattr(harness, "main_of", lambda stage: hang)
+    monkeypatch.setattr(harness, "main_of", lambda module: hang)
     child = harness.Child(["iha.stages.x"], tmp_path / "log", {})
     child.wait_for(lambda: "stuck here" in child.text)
     with pytest.raises(TimeoutError, match="stuck here"):
