@@ -53,7 +53,7 @@ WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 test: install  ## run all tests
 	@$(BIN)/python -m pytest $(WORKERS)
 
-test-fast: install  ## run the tests that take no processes, clusters or browsers
+test-fast: install  ## run the tests without Slurm and whole workflows
 	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not slurm"
 
 lint: install  ## check style, types, the workflow's format and rules

@@ -21,10 +21,10 @@ from timing import Run, both_ways
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from iha import doctor
 from iha.config.load import load_config
 from iha.config.schema import Budget, Config, Variant
 from iha.data.loader import Batch
-from iha.doctor import kernels as doctor
 from iha.model.attention.kernels import attend
 from iha.model.attention.masks import Mask
 from iha.model.transformer import build_model
@@ -109,8 +109,8 @@ def peer(kind: SDPBackend, inputs: list[Tensor]) -> Run:
 
 def correctness(device: torch.device) -> Iterator[Row]:
     """Every kernel family that runs here against float64, forward and gradient."""
-    for outcome in doctor.check(device.type):
-        yield {"part": "correctness", "kernel": outcome.check, "verdict": outcome.status, "found": outcome.found}
+    for check in doctor.attention_kernels(device.type):
+        yield {"part": "correctness", "kernel": check.name, "verdict": check.status, "result": check.result}
 
 
 def kernels(size: Size, clock: Clock) -> Iterator[Row]:

@@ -325,7 +325,7 @@ def test_files_of_items_are_those_that_the_stage_will_read(tmp_path):
     for task in ("gsm8k", "math500", "mbpp"):
         with pytest.raises(DataError, match=f"has no {task}_test.jsonl"):
             write_set(tmp_path / "mirror", task, "files", items_dir=tmp_path, limit=None)
-        row = json.dumps({**dict.fromkeys(SETS[task].columns, "x"), "task_id": 20})
+        row = json.dumps({**dict.fromkeys(SETS[task].columns, "x"), "task_id": 20, "test_list": ["x"]})
         (tmp_path / ("mbpp.jsonl" if task == "mbpp" else f"{task}_test.jsonl")).write_text(row + "\n")
     (tmp_path / "gsm8k_train.jsonl").unlink()
     assert items(tmp_path)["gsm8k"].advice == "add gsm8k_train.jsonl to this folder, with the hub's columns"

@@ -6,8 +6,9 @@ from datalab import build, chat_slice, tokenizer, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iha.data import chat
-from iha.data.chat import LabelCheck, Packer, Row, conversation, label, row_arrays
+from iha.data import packing
+from iha.data.chat import LabelCheck, conversation, label
+from iha.data.packing import Packer, Row, row_arrays
 from iha.errors import DataError
 
 USER, ANSWER = {"role": "user", "content": "hats"}, {"role": "assistant", "content": "seven"}
@@ -153,4 +154,4 @@ def test_packing_wastes_little():
         rows += packer.add([1] * size, [True] * size)
     rows += packer.flush()
     assert sum(sizes) / (512 * len(rows)) > 0.93
-    assert len(rows) > chat.OPEN_ROWS
+    assert len(rows) > packing.OPEN_ROWS

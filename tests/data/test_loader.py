@@ -133,7 +133,7 @@ def test_sft_targets_are_the_labelled_tokens_and_stay_within_a_document(packed):
 
 
 def test_document_numbers_give_a_block_diagonal_mask():
-    from iha.data.chat import Row, row_arrays
+    from iha.data.packing import Row, row_arrays
 
     row = Row(8)
     row.add([1, 2, 3, 4, 5], [True] * 5)

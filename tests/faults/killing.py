@@ -2,7 +2,7 @@
 
 `python tests/faults/killing.py --kills 10 --seed 1 --folder /tmp/killing` runs it once undisturbed and once disturbed: SIGKILL of
 the whole process group, of snakemake alone or of one job, SIGTERM and SIGINT (Ctrl-C) to snakemake. About a quarter of
-an hour on two cores; `tests/workflow/test_workflow_resume.py` runs a short version.
+an hour on two cores; `tests/workflow/test_resume.py` runs a short version.
 """
 
 import argparse

@@ -244,7 +244,7 @@ SAME = {
     "engine.loss_chunk", "engine.backend",
 }  # fmt: skip
 SCALE = (
-    "experiment", "scale", "match.", "synthetic", "separation", "tokenizer.", "data.", "runtime.", "plan.",
+    "experiment", "scale", "match.", "synthetic", "separation", "recall", "tokenizer.", "data.", "runtime.", "plan.",
     "model.hidden_dim", "model.n_layers", "model.n_heads", "model.ffn_dim",
     *(f"{stage}.{field}" for stage in ("pretrain", "extend", "sft")
       for field in ("seq_len", "steps", "global_batch", "micro_batch", "warmup_steps", "checkpoint_every")),

@@ -124,7 +124,7 @@ def test_a_damaged_file_stops_the_job_that_reads_it_and_the_next_start_writes_it
 
 BASE = load_config(ROOT / "tests" / "configs" / "micro.yaml")
 #: Keys that move every path, that this machine cannot change, or whose section the config has not.
-PLACES = {"experiment", "runtime.results_dir", "tokenizer.kind", "synthetic", "separation"}
+PLACES = {"experiment", "runtime.results_dir", "tokenizer.kind", "synthetic", "separation", "recall"}
 
 
 def _groups():

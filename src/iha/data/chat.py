@@ -1,4 +1,4 @@
-"""Conversations for fine-tuning: normal form, ids with labels, rows packed to one length.
+"""Conversations for fine-tuning: their normal form, and token ids with labels.
 
 Loss falls on assistant content and its ``<|eot_id|>`` only. A conversation longer than a row is cut; a cut answer has
 no ``<|eot_id|>``, so the model is not taught to stop there.
@@ -6,12 +6,9 @@ no ``<|eot_id|>``, so the model is not taught to stop there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from iha.data.files import replace_surrogates
 from iha.data.tokenizer import Tokenizer
@@ -21,8 +18,6 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "ass
 #: Share of labelled tokens on the first conversations outside of which a data set is refused.
 LABELLED = (0.05, 0.99)
 CHECKED = 100
-#: Rows kept open while packing; one that fits no further conversation waits at most this long.
-OPEN_ROWS = 64
 
 
 def conversation(record: Any) -> list[dict[str, str]] | None:
@@ -98,64 +93,3 @@ class LabelCheck:
                 f"between {LABELLED[0]:.0%} and {LABELLED[1]:.0%}. Check the roles, and sft.seq_len against the length "
                 f"of the prompts, in the config file."
             )
-
-
-@dataclass
-class Row:
-    """One packed row while it fills: conversations one after another, `docs[i]` the number of token i's within it."""
-
-    room: int
-    ids: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    docs: list[int] = field(default_factory=list)
-    n_docs: int = 0
-
-    def add(self, ids: list[int], mask: list[bool]) -> None:
-        """Append a conversation that fits. Its first token is no target: nothing before it may predict it."""
-        self.ids += ids
-        self.mask += [False, *mask[1:]]
-        self.docs += [self.n_docs] * len(ids)
-        self.n_docs += 1
-        self.room -= len(ids)
-
-
-class Packer:
-    """Best fit over a bounded number of open rows; the same conversations in the same order give the same rows."""
-
-    def __init__(self, seq_len: int) -> None:
-        self._seq_len = seq_len
-        self._open: list[Row] = []
-
-    def add(self, ids: list[int], mask: list[bool]) -> Iterator[Row]:
-        """Place one conversation; yields the rows that this closes."""
-        fitting = [row for row in self._open if row.room >= len(ids)]
-        if fitting:
-            row = min(fitting, key=lambda r: r.room)
-        else:
-            row = Row(self._seq_len)
-            self._open.append(row)
-        row.add(ids, mask)
-        if row.room == 0:
-            self._open.remove(row)
-            yield row
-        elif len(self._open) > OPEN_ROWS:
-            fullest = min(self._open, key=lambda r: r.room)
-            self._open.remove(fullest)
-            yield fullest
-
-    def flush(self) -> Iterator[Row]:
-        """Close what is still open, oldest first."""
-        yield from self._open
-        self._open = []
-
-
-def row_arrays(
-    row: Row, seq_len: int, pad: int, dtype: Any
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8], npt.NDArray[np.uint16]]:
-    """Tokens, label mask and document numbers of a row, padded to `seq_len`; padding is a document of its own."""
-    ids = np.full(seq_len, pad, dtype)
-    mask = np.zeros(seq_len, np.uint8)
-    docs = np.full(seq_len, row.n_docs, np.uint16)
-    n = len(row.ids)
-    ids[:n], mask[:n], docs[:n] = row.ids, row.mask, row.docs
-    return ids, mask, docs

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from iha.artifacts.manifest import FileEntry, atomic_path, sha256_file, write_json
 from iha.artifacts.run import die_with_parent
 from iha.config.schema import SplitConfig
-from iha.data import chat, corpus
+from iha.data import chat, corpus, packing
 from iha.data.corpus import Document, Mixed, Tally
 from iha.data.store import SUFFIX_TYPES, write_stamps
 from iha.data.tokenizer import Tokenizer
@@ -182,7 +182,7 @@ def _plain(documents: Iterator[Tokens], part: TokeniseSlice, tokenizer: Tokenize
 
 def _packed(documents: Iterator[Tokens], part: TokeniseSlice, tokenizer: Tokenizer, counts: Counts) -> Iterator[Piece]:
     """Rows of conversations; those without a label are dropped and counted ."""
-    packer, check = chat.Packer(part.seq_len), chat.LabelCheck()
+    packer, check = packing.Packer(part.seq_len), chat.LabelCheck()
     for document in documents:
         mask: list[bool] = document.mask.tolist() if document.mask is not None else []
         check.add(len(mask), document.labels)
@@ -198,8 +198,8 @@ def _packed(documents: Iterator[Tokens], part: TokeniseSlice, tokenizer: Tokeniz
     yield from (_row(r, part, tokenizer, counts) for r in packer.flush())
 
 
-def _row(row: chat.Row, part: TokeniseSlice, tokenizer: Tokenizer, counts: Counts) -> Piece:
-    ids, mask, docs = chat.row_arrays(row, part.seq_len, tokenizer.pad, tokenizer.dtype)
+def _row(row: packing.Row, part: TokeniseSlice, tokenizer: Tokenizer, counts: Counts) -> Piece:
+    ids, mask, docs = packing.row_arrays(row, part.seq_len, tokenizer.pad, tokenizer.dtype)
     counts.n_padding += row.room
     return Piece(ids, {"mask": mask, "doc": docs}, row.n_docs)
 

@@ -1,6 +1,6 @@
 """The model behind transformers' interface: `AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True)`.
 
-`iha.hub.sources` copies this file and all it imports of the project into an exported folder.
+`iha.export` copies this file and all that it imports from the project into an exported folder.
 """
 
 from __future__ import annotations

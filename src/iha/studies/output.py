@@ -12,8 +12,8 @@ from typing import Any
 
 from iha.artifacts.manifest import sha256_file
 from iha.stages.common import StageResult
-from iha.studies.grids import Grid as Table
-from iha.studies.grids import cells_of, image, tables, write_texts
+from iha.studies.tables import Grid as Table
+from iha.studies.tables import cells_of, image, tables, write_texts
 
 FRAGMENT = "fragment.html"
 

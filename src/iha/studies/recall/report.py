@@ -12,9 +12,9 @@ from typing import Any
 from iha.artifacts.manifest import Manifest
 from iha.report.statistics import t_interval
 from iha.stages.common import Context, StageResult, run
-from iha.studies.grids import MISSING, SCALE_LABELS, Grid, Text, big, labelled_csv, markdown, write_texts
 from iha.studies.output import publish
 from iha.studies.recall.grid import RecallReportSlice
+from iha.studies.tables import MISSING, SCALE_LABELS, Grid, Text, big, labelled_csv, markdown, write_texts
 
 TITLE = "Key-value recall"
 HEADER = ("variant", "lr", "seed", "steps", "flops", "accuracy")

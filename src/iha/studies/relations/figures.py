@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from iha.evals.scores import mean_sd
-from iha.studies.grids import COLOURS, MARKERS, SCALE_LABELS, big, legend_below, pyplot, save
 from iha.studies.relations.results import CURVES, Axis, Curve, Outcome, Outcomes, extent, label
+from iha.studies.tables import COLOURS, MARKERS, SCALE_LABELS, big, legend_below, pyplot, save
 
 #: IHA is vermilion, as on the rest of the page; further IHA models are darker or lighter, with their own markers.
 IHA_COLOURS = ("#D55E00", "#8A3C00", "#F08C4A", "#5C2800", "#F7B58A", "#B04E00")

@@ -12,8 +12,6 @@ from typing import Any
 from iha.evals.scores import mean_sd
 from iha.report.statistics import t_interval
 from iha.stages.common import Context, StageResult, run
-from iha.studies.grids import MISSING, SCALE_LABELS, Text, big, labelled_csv, markdown, mean_text, signed, write_texts
-from iha.studies.grids import Grid as Table
 from iha.studies.output import publish
 from iha.studies.relations.figures import STOPS, curves, figure3
 from iha.studies.relations.grid import RelationReportSlice, train_slice
@@ -29,6 +27,8 @@ from iha.studies.relations.results import (
     read_outcomes,
     verdicts,
 )
+from iha.studies.tables import MISSING, SCALE_LABELS, Text, big, labelled_csv, markdown, mean_text, signed, write_texts
+from iha.studies.tables import Grid as Table
 
 TITLE = "Relation composition"
 #: Names of the tables of verdicts and of differences.

@@ -17,8 +17,8 @@ from iha.errors import DataError
 from iha.evals.scores import mean_sd
 from iha.report.paper import paper
 from iha.report.statistics import holm, t_interval
-from iha.studies.grids import LEVEL, t_test_p
 from iha.studies.relations.grid import RelationTrainSlice, params, train_slice
+from iha.studies.tables import LEVEL, t_test_p
 
 #: Names of the inputs of the study's report: RUN + TASK/RUN_NAME and DATA + TASK.
 RUN, DATA = "synthetic_run:", "synthetic_data:"

@@ -8,7 +8,8 @@ from statistics import median
 from typing import Any
 
 from iha.stages.common import StageResult
-from iha.studies.grids import (
+from iha.studies.output import publish
+from iha.studies.tables import (
     COLOURS,
     MARKERS,
     MISSING,
@@ -22,7 +23,6 @@ from iha.studies.grids import (
     save,
     write_texts,
 )
-from iha.studies.output import publish
 
 HEADER = (
     "task", "layer", "size", "heads", "pseudo_heads", "heads_of_construction", "params", "seed", "unexplained", "floor",

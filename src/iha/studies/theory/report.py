@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from iha.stages.common import Context, StageResult, run
-from iha.studies.grids import Footnotes, Grid, Text, csv_text, markdown, write_texts
 from iha.studies.output import publish
+from iha.studies.tables import Footnotes, Grid, Text, csv_text, markdown, write_texts
 from iha.studies.theory.statement import TheorySlice
 
 TITLE = "The paper's theorems"
