@@ -1,6 +1,7 @@
 """One real run of the micro DAG, then what does and what does not rerun after it."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -168,6 +169,8 @@ def test_without_snakemakes_records_the_same_jobs_run(finished, tmp_path):
     config, records = _changed(["pretrain.lr"]), finished / ".snakemake"
     (finished / "changed.yaml").write_text(config.model_dump_json())
     aside = records.rename(tmp_path / "records")
+    for manifest in (finished / "results").rglob("*.json"):
+        os.utime(manifest, (manifest.stat().st_size,) * 2)  # as copied in any order
     try:
         assert planned(snakemake(finished, "-n")) == {}
         done = snakemake(finished, "-n", config="changed.yaml")

@@ -160,6 +160,7 @@ def rerun_outdated():
     if outdated:
         print(reruns.summary(outdated), file=sys.stderr)
         workflow.dag.forcefiles.update(outdated)
+    reruns.order_times(JOBS, outdated, Path(OUT, "benchmarks"))
 
 
 def inputs(stage):
