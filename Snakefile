@@ -35,8 +35,13 @@ GOALS = {
 
 if workflow.is_main_process:
     try:
-        os.environ["IHA_CODES"] = json.dumps(
-            {" ".join(job.entries): fingerprint(*job.entries) for job in JOBS.values()}
+        os.environ.update(
+            IHA_CODES=json.dumps(
+                {
+                    " ".join(job.entries): fingerprint(*job.entries)
+                    for job in JOBS.values()
+                }
+            )
         )
     except UserError as error:
         sys.exit(str(error))  # a syntax error in a module, with file and line
