@@ -184,8 +184,8 @@ def _names(grid: Grid) -> str:
             lines.setdefault(tuple(c for _, _, c in cells), []).append(cells[0][0])
     if not lines:
         return ""
-    told = "\n".join(f"{' | '.join(rows)} : {' | '.join(columns)}" for columns, rows in lines.items())
-    text = f"TABLE:ROW:COLUMN, rows before the colon, columns after it, in the order of the table.\n{told}"
+    names = "\n".join(f"{' | '.join(rows)} : {' | '.join(columns)}" for columns, rows in lines.items())
+    text = f"TABLE:ROW:COLUMN, rows before the colon, columns after it, in the order of the table.\n{names}"
     return f"{fold('Names of the cells', text)}\n"
 
 

@@ -12,7 +12,7 @@ NAMES = {
     "diff": "Diff",
     "iha": "IHA",
 }
-#: Told apart by colour-blind readers (after Okabe and Ito), on a white and on a dark background alike.
+#: Distinguishable for colour-blind readers (after Okabe and Ito), on a white and on a dark background alike.
 COLOURS = {
     "global": "#7f7f7f",
     "global_local": "#e69f00",

@@ -12,7 +12,7 @@ itself; the verdict comes back on a socket that only that process holds. Printin
 `exec`, or returning an object that equals everything proves nothing.
 
 Memory and processor time are limits of all processes of a program together. The kernel limits each process at once
-(`command.MEMORY`, `guest.limit`); their sum is read from /proc every 20 ms, because a cgroup of one's own exists on few
+(`command.MEMORY`, `guest.limit`); their sum is read from /proc every 20 ms, because a dedicated cgroup exists on few
 machines. So the sum may exceed its limit for 20 ms by what can be written in that time.
 """
 
