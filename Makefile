@@ -1,4 +1,4 @@
-# The two commands of this project: `make demo` runs the whole workflow small, `make test` passes the tests.
+# The two commands of this project: `make demo` runs the complete workflow at a small scale, `make test` runs the tests.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -40,7 +40,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@$(BIN)/pip install $(QUIETLY) --no-deps -e .
 	@echo "$(CURDIR)" > $@
 
-demo: install  ## run the whole workflow small, on CPU, to finished tables
+demo: install  ## run the complete workflow at a small scale, on CPU
 	@echo "Running configs/smoke.yaml: five attention variants, from text to tables, on CPU."
 	@$(BIN)/snakemake --cores $(CORES) --logger status
 	@echo
@@ -48,13 +48,13 @@ demo: install  ## run the whole workflow small, on CPU, to finished tables
 	@echo "Look at:  $(RESULTS)/report.html    everything on one page"
 	@echo "          make ui                              the runs in MLflow"
 
-# Whole files, long ones first (tests/conftest.py), on three workers, since some wait for Slurm.
+# Test files are not split; long ones first (tests/conftest.py), on three workers, since some wait for Slurm.
 WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 
 test: install  ## run all tests
 	@$(BIN)/python -m pytest $(WORKERS)
 
-test-fast: install  ## run the tests without Slurm and whole workflows
+test-fast: install  ## run the tests without Slurm and complete workflows
 	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not slurm"
 
 lint: install  ## check style, types, the workflow's format and rules

@@ -1,6 +1,6 @@
 """`snakemake --lint`, with the one suggestion that this project does not follow.
 
-Snakemake asks for a conda environment or container in every rule. All rules run in the one locked environment that
+Snakemake suggests a conda environment or container in every rule. All rules run in the one locked environment that
 `make install` builds (requirements.lock), which also runs Snakemake; a second one per rule could only differ from it.
 """
 

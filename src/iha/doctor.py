@@ -1,4 +1,4 @@
-"""`iha doctor`: checks before a run that everything it needs is there, on this machine and as a job of the cluster.
+"""`iha doctor`: checks before a run that everything it needs is available, on this machine and in a job of the cluster.
 
 Every check is a generator of `Check` records; one that breaks does not stop the others. torch is imported by the checks
 that need it. With `--slurm` the checks also run inside a job that is submitted exactly as the workflow submits its own:

@@ -16,7 +16,7 @@ def plan_text(plan: dict[str, Any], memory_gb: float) -> str:
     """Everything `iha plan` prints: price per rule, wall time, longest chain, training speeds, predicted and actual.
 
     `memory_gb`: memory of one GPU, for the warning. A column that is zero for every rule is left out, and cores are
-    shown in core-minutes where the whole run takes less than an hour of them.
+    shown in core-minutes if the complete run takes less than one core-hour.
     """
     rules, total = plan["rules"], plan["total"]
     chain = textwrap.fill(f"Critical path, {hours(plan['critical_path']['hours'])}: "

@@ -1,6 +1,6 @@
 """Snakemake executor plugin `submitit`: jobs through submitit, on Slurm, as local processes, or one after the other.
 
-Snakemake asks for three names: `Executor`, `ExecutorSettings`, `common_settings`. Every start of Snakemake
+Snakemake requires three names: `Executor`, `ExecutorSettings`, `common_settings`. Every start of Snakemake
 imports this package, also inside jobs, so submitit itself (0.3 s) is imported only when there is a job to submit.
 """
 

@@ -216,7 +216,7 @@ class Executor(JobMonitor, RemoteExecutor):  # type: ignore[misc]
         """Wait until a job has left the queue, so that there is never a second writer.
 
         Raises:
-            WorkflowError: it is still there after two minutes.
+            WorkflowError: it is still in the queue after two minutes.
         """
         if cancel:
             slurm.cancel([job_id])

@@ -43,7 +43,7 @@ REFUSALS = {
 
 
 def describe(job: Any, where: str, what: str, advice: str, log: Path | None) -> str:
-    """The whole message."""
+    """The complete message."""
     rows = [f"{name(job)} failed: {what} [{where}]"]
     rows += [f"  what to do: {advice}"] if advice else []
     if log is not None:

@@ -1,4 +1,4 @@
-"""Monitoring of submitted jobs: a result file means success; Slurm's states are asked only to notice deaths."""
+"""Monitoring of submitted jobs: a result file means success; Slurm's states are queried only to detect dead jobs."""
 
 from __future__ import annotations
 

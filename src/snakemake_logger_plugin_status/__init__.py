@@ -22,7 +22,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 #: Bytes read from the end of a log, and lines of it shown when a job fails.
 TAIL_BYTES, TAIL_LINES = 4096, 5
-#: Beginnings of Snakemake's messages about a failed job, which repeat its whole command.
+#: Beginnings of Snakemake's messages about a failed job, which repeat its complete command.
 JOB_FAILED = ("RuleException", "CalledProcessError")
 #: A running job is shown with the last line of its log, cut to this length.
 LINE_WIDTH = 60

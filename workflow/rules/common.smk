@@ -63,7 +63,7 @@ if workflow.is_main_process:
     release_stale_locks(Path(".snakemake"))
 
 
-# The report prices the run from its whole configuration, which is no rerun key of the report.
+# The report prices the run from its complete configuration, which is no rerun key of the report.
 onstart:
     claim(Path(".snakemake"))
     with suppress(OSError):  # the first stage reports what is wrong with the disk
@@ -147,7 +147,7 @@ def rerun_outdated():
     """Force the jobs whose results no longer match, whatever Snakemake's own records in .snakemake say, or if lost.
 
     Called while the DAG is built, by the first input function: only then are the targets known, and forcing a job
-    asks for no more than those.
+    adds no further targets.
     """
     settings = workflow.dag_settings
     outdated = reruns.outdated(

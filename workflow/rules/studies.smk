@@ -1,8 +1,8 @@
 """Studies: the paper's theorems in float64, what gradient descent finds of them, and relation composition (paper D).
 
 Each study ends in a manifest OUT/NAME/NAME.json with tables and figures next to it; the report includes its fragment.
-A run of relation composition checkpoints at each validation in the state directory, and the separation stores each
-point there, so a killed job resumes.
+A run of relation composition checkpoints at each validation in the state directory, and so does the separation
+after each point, so a killed job resumes.
 """
 
 from dataclasses import replace

@@ -27,7 +27,7 @@ def arm(plans: str) -> None:
 
 
 def fault_point(name: str, values: Callable[[], Sequence[Any]] = tuple) -> None:
-    """Pass the point `name`; acts if the environment asks for it. `values`: tensors that may be set to NaN here."""
+    """Inject the fault that IHA_FAULT plans for the point `name`, if any. `values`: tensors that may be set to NaN."""
     if _PLANS:
         _PASSED[name] += 1
         for plan in _PLANS:

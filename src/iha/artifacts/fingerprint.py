@@ -1,4 +1,4 @@
-"""Which code a stage can reach, as a hash, and the commit of the checkout. Free of torch.
+"""Code fingerprint: a hash of the code that a stage imports, and the commit of the checkout. Free of torch.
 
 The hash is over syntax trees, so that a comment, a docstring or another layout reruns nothing. All modules of the
 workflow are parsed at its start, in about a second; the jobs that it starts are given the result.
@@ -229,7 +229,7 @@ def code_fingerprint(*entries: str, root: Path = ROOT) -> str:
 def git_state(root: Path | None = None) -> dict[str, str | bool]:
     """Commit and dirty flag of the checkout, or commit "unknown" outside one.
 
-    A copy that the executor made for a queued job (its snapshot) records the commit that it was copied from.
+    The executor's copy for a queued job (its snapshot) records the commit that it was copied from.
     """
     for folder in () if root is None else (root, *root.parents):
         if (folder / ".git-state").is_file():

@@ -164,7 +164,7 @@ class DamagedFile(DataError):
 
 
 def verify_files(manifest: Manifest, root: Path, deep: bool = False) -> None:
-    """Check that every file of a manifest is there with its size (and, if `deep`, its hash).
+    """Check that every file of a manifest exists with its size (and, if `deep`, its hash).
 
     Raises:
         DamagedFile: names the first file that differs.

@@ -24,7 +24,7 @@ def size(count: float) -> str:
 
 
 def amount(value: float) -> str:
-    """Three digits, and from 100 on every whole one."""
+    """Three significant digits; from 100 on, rounded to an integer."""
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 

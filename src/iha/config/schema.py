@@ -175,7 +175,7 @@ class Recipe(Budget):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole stage."""
+        """Tokens of the complete stage."""
         return self.steps * self.global_batch * self.seq_len
 
 
@@ -556,7 +556,7 @@ class PlanConfig(Frozen):
     watts_per_core: Cost = Field(8.0, description="share of its node, cooling included")
 
 
-# ---- the whole ----------------------------------------------------------------------------------------------------
+# ---- the root -----------------------------------------------------------------------------------------------------
 
 #: Paths occur in shell lines and in Snakemake's patterns, where blanks, braces and $ mean something.
 PATH = re.compile(r"(?!-)[\w./+=@-]+")
@@ -619,7 +619,7 @@ class MatchConfig(Frozen):
 
 
 class Config(Frozen):
-    """The whole experiment. `Config()` is the paper's."""
+    """The complete experiment. `Config()` is the paper's."""
 
     experiment: Annotated[Name, Reruns("tracking", "report")] = "paper"
     goal: Annotated[Literal["report", "synthetic", "separation", "recall"], Reruns()] = Field(

@@ -84,7 +84,7 @@ class RelationRecipe(Frozen):
 
 
 class RelationBudget(Frozen):
-    """How far a run may go if early stopping does not end it. A larger budget resumes what is there."""
+    """Limits of a run that early stopping does not end. With a larger budget, a finished run resumes."""
 
     epochs: Positive = Field(200, description="passes over the training split")
     steps: Positive | None = Field(None, description="updates; null: no limit")

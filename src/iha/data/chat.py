@@ -1,7 +1,7 @@
 """Conversations for fine-tuning: their normal form, and token ids with labels.
 
 Loss falls on assistant content and its ``<|eot_id|>`` only. A conversation longer than a row is cut; a cut answer has
-no ``<|eot_id|>``, so the model is not taught to stop there.
+no ``<|eot_id|>``, so the model does not learn to stop at the cut.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ items share this one way of decoding.
 
 A byte order mark (UTF-8, UTF-16, UTF-32) decides the encoding; without one a file is UTF-8. Corpora replace broken
 bytes and lone surrogates by U+FFFD and count the records; evaluation items refuse them. Free of heavy imports: the
-Snakefile asks for files too.
+Snakefile imports this module.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Batches:
             )
 
     def sample_ids(self, step: int) -> Index:
-        """Samples of the whole global batch of a step."""
+        """Samples of the complete global batch of a step."""
         return samples(step * self.global_batch, self.global_batch, self.size, self.seed)
 
     def _raw(self, ids: Index) -> list[Array]:

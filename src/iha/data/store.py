@@ -1,7 +1,7 @@
 """Token stores: raw little-endian ids in shard files (datatrove's ``.ds``), read through memory maps.
 
 A plain store is one stream of documents with BOS and EOS. A packed store (fine-tuning) is rows of one length with a
-label mask (``.mask``, uint8) and document numbers (``.doc``, uint16) beside each shard.
+label mask (``.mask``, uint8) and document numbers (``.doc``, uint16) next to each shard.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class TokenStore:
         return self._maps[kind]
 
     def read(self, start: int, length: int, kind: str = "ds") -> Array:
-        """Tokens [start, start + length) of the stream; `kind` mask or doc reads beside them. A view where possible."""
+        """Tokens [start, start + length) of the stream; `kind` mask or doc: their labels. A view if possible."""
         if start < 0 or start + length > self.n_tokens:
             raise IndexError(f"tokens [{start}, {start + length}) of a store of {self.n_tokens}")
         shards = self._shards(kind)
@@ -138,6 +138,6 @@ def read_stamps(files: Mapping[str, FileEntry], state: Path) -> Stamps:
 
 
 def _place(files: Mapping[str, FileEntry], state: Path) -> Path:
-    """A file beside the store's folder: the manifest holds no times."""
+    """A file next to the store's folder: the manifest holds no times."""
     folder = (state / next(iter(files.values())).path).parent
     return folder.with_name(f"{folder.name}.stamps.json")

@@ -41,7 +41,7 @@ from iha.planning.slices import TokeniseSlice
 
 log = logging.getLogger("iha")
 
-#: Journal of a build, beside its shards.
+#: Journal of a build, in the folder of its shards.
 JOURNAL = "progress.json"
 #: Characters of text given to a worker at a time.
 BATCH_CHARS = 200_000
@@ -126,7 +126,7 @@ def _metadata(part: TokeniseSlice, tokenizer: Tokenizer, sources: dict[str, str]
 
 
 def _by_source(split: SplitConfig, versions: Mapping[str, str], mark: Mark) -> list[dict[str, Any]]:
-    """Counts of each source. `share` of the documents that were asked for and reached; `versions` of what it reads."""
+    """Counts of each source. `share`: requested and actual share of the documents; `versions` of what it reads."""
     total = sum(source.weight for source in split.sources)
     documents = max(1, mark.documents)
     rows = []
@@ -181,7 +181,7 @@ def _plain(documents: Iterator[Tokens], part: TokeniseSlice, tokenizer: Tokenize
 
 
 def _packed(documents: Iterator[Tokens], part: TokeniseSlice, tokenizer: Tokenizer, counts: Counts) -> Iterator[Piece]:
-    """Rows of conversations; those without a label are dropped and counted ."""
+    """Rows of conversations; those without a label are dropped and counted."""
     packer, check = packing.Packer(part.seq_len), chat.LabelCheck()
     for document in documents:
         mask: list[bool] = document.mask.tolist() if document.mask is not None else []
@@ -455,7 +455,7 @@ class WorkerPool:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is appended to a shard at once: the ids of a document or a packed row, and the arrays beside them."""
+    """What is appended to a shard at once: the ids of a document or a packed row, and its other arrays."""
 
     ids: npt.NDArray[Any]
     beside: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
@@ -517,7 +517,7 @@ class Build:
         write_json(folder / JOURNAL, {**raw, "mark": asdict(self.mark), "counts": asdict(self.counts)})
 
     def add(self, folder: Path, state: Path, first: Piece, rest: Iterator[Piece], size: int) -> None:
-        """Write the next shard: `first` and what follows until there are `size` tokens, whole pieces."""
+        """Write the next shard: `first` and what follows, in complete pieces, until there are `size` tokens."""
         stem = folder / f"shard_{len(self.shards):05d}"
         ends: list[int] = []
         docs = 0
@@ -554,7 +554,7 @@ def _verified(files: Mapping[str, FileEntry], state: Path, workers: int) -> Iter
 
 
 class _Files:
-    """Files beside one stem, hashed while they are written, all renamed at the end."""
+    """Files with a common stem, hashed while they are written, all renamed at the end."""
 
     def __init__(self, stem: Path, kinds: tuple[str, ...]) -> None:
         self._paths = {kind: stem.with_suffix(f".{kind}") for kind in kinds}

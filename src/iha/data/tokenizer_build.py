@@ -1,7 +1,7 @@
-"""Make a tokenizer folder: trained on the spot, from the llama-models package, or from the hub.
+"""Build a tokenizer folder: trained on the corpus, from the llama-models package, or from the hub.
 
 A trained vocabulary gets the structure of Llama 3's tokenizer: tokens are ranks, every split of a token into two
-tokens is a merge, whole words in the vocabulary are taken at once. So one file serves both `tokenizers` and tiktoken.
+tokens is a merge, and a word in the vocabulary is one token. So one file serves both `tokenizers` and tiktoken.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ UNNORMALISED = "e\u0301 \ufb01 \u2460 \u212b ABC "
 
 @cache
 def _byte_chars() -> dict[int, str]:
-    """GPT-2's printable stand-in for each byte, as ByteLevel vocabularies spell it."""
+    """GPT-2's printable character for each byte, as used by ByteLevel vocabularies."""
     kept = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {b: chr(b) for b in kept}
     return table | {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in table)}
@@ -165,7 +165,7 @@ def _trained(texts: Iterable[str], config: TokenizerConfig) -> tuple[list[bytes]
 
 
 def head(texts: Iterable[str], size: int) -> Iterator[str]:
-    """The texts until `size` bytes of UTF-8, whole texts."""
+    """Complete texts, until they have `size` bytes of UTF-8."""
     for text in texts:
         yield text
         size -= len(text.encode())
@@ -268,7 +268,7 @@ def _check_round_trip(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
 
 
 def _try_ranks(spec: dict[str, Any], folder: Path, meta: dict[str, Any]) -> bool:
-    """Write ranks and compare both ways on a torture text and on the whole vocabulary run together."""
+    """Write ranks and compare both ways on a text of difficult cases and on the concatenated vocabulary."""
     vocab: dict[str, int] = spec["model"]["vocab"]
     steps = (spec["pre_tokenizer"] or {}).get("pretokenizers", [])
     patterns = [step["pattern"].get("Regex") for step in steps if step["type"] == "Split"]

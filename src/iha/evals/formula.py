@@ -120,7 +120,7 @@ _child = _Child()
 
 @functools.lru_cache(maxsize=65_536)
 def value(*sides: str, relation: str = "") -> str | None:
-    """The value of a formula, or of the equation or inequality between two; None if it cannot be parsed whole.
+    """The value of a formula, or of the equation or inequality between two; None if it cannot be parsed completely.
 
     Args:
         sides: one formula, or the two sides of a relation.

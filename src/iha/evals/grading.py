@@ -34,7 +34,7 @@ def extract(benchmark: str, text: str) -> str | None:
 
     Args:
         benchmark: gsm8k (a number in plain notation), math500 (LaTeX as written), mbpp or humaneval (a program).
-        text: the whole answer; a `<think>` part is skipped, as is a next question that the model invents.
+        text: the complete answer; a `<think>` part is skipped, as is a next question that the model invents.
 
     Raises:
         ValueError: unknown benchmark.
@@ -61,7 +61,7 @@ def compare(benchmark: str, answer: str, gold: str) -> Comparison:
     Args:
         benchmark: gsm8k or math500; programs are run, not compared (`iha.evals.sandbox`).
         answer: an extracted answer.
-        gold: the right answer or another extracted one; a whole GSM8K solution (`... #### 18`) is accepted.
+        gold: the right answer or another extracted one; a complete GSM8K solution (`... #### 18`) is accepted.
 
     Raises:
         ValueError: a benchmark whose answers are not compared.
@@ -273,7 +273,7 @@ def _numbers(text: str) -> list[str]:
 
 
 def _whole(text: str) -> str | None:
-    """The number that a text is as a whole, such as a fraction; None if there is more to it."""
+    """The value of a text that is a number or a fraction and nothing else, else None."""
     value = judge.exact_number(judge.normalise(text.strip("*$ "))) if len(text) < 100 else None
     return None if value is None else _decimal(value)
 

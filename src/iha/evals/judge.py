@@ -4,7 +4,7 @@ An answer is read in three steps, in the order of this file: one spelling for wh
 ordered table), its structure (a list, a tuple, a set, a matrix, a number with a unit, an equation, words), and the
 value of each part: exact for numbers, by `iha.evals.formula` for formulas, the text itself for words.
 
-Precision comes before recall: what cannot be read whole equals its own spelling only. Two parts are equal if their
+Precision comes before recall: what cannot be parsed completely equals its own spelling only. Two parts are equal if their
 values are, and no label and no unit contradicts: `x=5` and `5` are equal, as are `5\text{ cm}` and `5`, but `x=5` and
 `y=5` differ, as do `5\text{ cm}` and `5\text{ kg}`. Free of torch and sympy.
 """
@@ -33,7 +33,7 @@ class Answer:
         members: the parts of a structure.
         label: what the value is given to (`x` in `x=5`), or "".
         unit: powers of base units, or "" without a unit.
-        relation: the value of the whole equation, where there is one.
+        relation: the value of the complete equation, if there is one.
         timed_out: a formula in it had no value within the time limit.
     """
 
@@ -475,7 +475,7 @@ def _known(name: str) -> tuple[str, Fraction]:
 
 
 def _bare(text: str) -> str:
-    """Without brackets around the whole of a single part."""
+    """Remove brackets that enclose all of a single part."""
     text = text.strip()
     while (
         text.startswith("(")

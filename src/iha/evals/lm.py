@@ -227,7 +227,7 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
             golds: prompt -> gold answer, scored on the prompt's one prefill; `gold` returns the scores.
 
         Raises:
-            ConfigError: a request asks for at least `max_length` new tokens, so no prompt could fit.
+            ConfigError: a request is for at least `max_length` new tokens, so no prompt could fit.
         """
         orders = self._orders(requests)
         tails = {}
@@ -261,7 +261,7 @@ class IhaLM(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         return len(prompt) + draw.sampling.max_new_tokens <= self.max_length
 
     def _orders(self, requests: Sequence[Instance]) -> list[tuple[tuple[int, ...], Draw]]:
-        """Prompt and draw of each request; one that occurs k times asks for samples 0..k-1."""
+        """Prompt and draw of each request; one that occurs k times gets samples 0..k-1."""
         orders = []
         seen: Counter[int] = Counter()
         prompts: dict[int, tuple[int, ...]] = {}

@@ -25,7 +25,7 @@ def code_of(text: str, name: str | None = None) -> str | None:
     """The program in a text.
 
     The markers [BEGIN] and [DONE] of the prompt are removed first. Then the program is the last fence that defines the
-    wanted function, with the earlier ones it needs; else the longest block of whole lines that compiles and defines it;
+    requested function, with the earlier ones it needs; else the longest run of lines that compiles and defines it;
     else the last fence; else the text. A fence of another language than Python (a shell command, an output) counts only
     where there is no other.
 
@@ -33,7 +33,7 @@ def code_of(text: str, name: str | None = None) -> str | None:
 
     Args:
         text: what the model wrote.
-        name: the wanted function; without one, any function or class is.
+        name: the requested function; None: any function or class.
     """
     marked = _MARKED.search(text)
     text = marked["code"] if marked else text.split("[DONE]", 1)[0]
@@ -53,7 +53,7 @@ def defines(code: str, name: str) -> bool:
 
 
 def complete(prompt: str, text: str, entry_point: str, stops: Sequence[str] = STOPS) -> str:
-    """The program made of a HumanEval prompt and a model's text.
+    """Combine a HumanEval prompt and a model's text into a program.
 
     An answer that repeats the function replaces the prompt's copy (imports and helpers of the prompt are kept before
     it); anything else is a completion and continues the prompt verbatim, cut at the first stop word.
@@ -98,7 +98,7 @@ def _fences(text: str) -> list[str]:
     for token in MarkdownIt("commonmark").parse(text):
         if token.type == "fence":
             found.append((token.info.strip().split(" ", 1)[0].lower(), token.content.rstrip("\n")))
-        elif token.type == "code_block" and "```" in token.content:  # the whole answer is indented
+        elif token.type == "code_block" and "```" in token.content:  # the complete answer is indented
             found += [("python", code) for code in _fences(token.content)]
     found = [(language, code) for language, code in found if code.strip()]
     return [code for language, code in found if language in _PYTHON] or [code for _, code in found]
@@ -152,7 +152,7 @@ def _nodes(code: str) -> Iterator[ast.AST]:
 
 
 def _block(text: str, name: str | None) -> str | None:
-    """The longest block of whole lines that compiles and defines the function; the last one of equally long ones."""
+    """The longest run of lines that compiles and defines the function; of equally long ones, the last."""
     lines = text.replace("\r\n", "\n").split("\n")
     named = r"\w+" if name is None else re.escape(name)
     starts = [i for i, line in enumerate(lines) if re.match(rf"(?:async\s+)?def\s+{named}\s*\(", line)]

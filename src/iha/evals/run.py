@@ -4,7 +4,7 @@ The way of a score, for example of GSM8K's Maj@16 after fine-tuning:
 
 1. `mirror.write_set` (stage items) stores the benchmark's items under the hub's names, with a digest.
 2. `tasks.load_tasks` builds lm-eval's stock task on them; `tasks.requests` renders one prompt per item.
-3. `lm.IhaLM.answers` encodes each prompt once and asks for k draws of it.
+3. `lm.IhaLM.answers` encodes each prompt once and requests k draws of it.
 4. `generate.Generator` prefills the prompt, decodes its k answers, appends them to the journal.
 5. `grading.extract` reads the final answer from each text.
 6. `grading.equal` compares it with the gold; programs run in `sandbox.check` instead.

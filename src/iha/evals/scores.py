@@ -109,7 +109,7 @@ def suite_mean(scores: Mapping[str, float | None], tasks: Sequence[str]) -> floa
 
     Args:
         scores: task -> score; a task that was not run is absent, None or -1.
-        tasks: every task the mean is over, e.g. the 13 of RULER.
+        tasks: all tasks of the mean, e.g. the 13 of RULER.
     """
     values = present(scores.get(task) for task in tasks)
     return math.fsum(values) / len(tasks) if len(values) == len(tasks) and tasks else None

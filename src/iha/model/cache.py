@@ -130,7 +130,7 @@ def _roomy(x: Tensor, capacity: int) -> Tensor:
 
 
 class KVCache:
-    """The cache of a whole model: `length` tokens so far (pads included), `pad` (B,) left-pad tokens of each row.
+    """The cache of a complete model: `length` tokens so far (pads included), `pad` (B,) left-pad tokens of each row.
 
     `longest_pad`: the largest of them.
     """

@@ -55,7 +55,7 @@ def read_header(folder: Path) -> dict[str, Any]:
 def load_model(
     folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, backend: str = "auto"
 ) -> Transformer:
-    """Rebuild a saved model through the meta device; every weight must be there, and no other.
+    """Rebuild a saved model through the meta device; every weight must be present, and no other.
 
     `dtype`: as `cast_weights` takes it; None: as saved.
 

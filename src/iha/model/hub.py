@@ -59,7 +59,7 @@ class IhaCache:
         return self.kv.length
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the rows of the beams that go on."""
+        """Select the rows of the beams that continue."""
         self.kv = self.kv.select(beam_idx)
 
 

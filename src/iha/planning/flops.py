@@ -21,7 +21,7 @@ CACHE_BYTES = 2
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """Forward FLOPs of the whole decoder over one sequence, by purpose."""
+    """Forward FLOPs of the complete decoder over one sequence, by purpose."""
 
     projections: int
     mixing: int
@@ -97,7 +97,7 @@ class PricedModel:
 
 
 def solve_steps(budget: int, step_flops: int) -> int:
-    """Whole steps whose cost is nearest to `budget` (within half a step), at least one."""
+    """Number of steps whose cost is nearest to `budget` (within half a step), at least one."""
     return max(1, (2 * budget + step_flops) // (2 * step_flops))
 
 

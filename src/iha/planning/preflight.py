@@ -1,6 +1,6 @@
 """Missing data, unusable folders and values that YAML 1.1 misreads, found before any job starts. Free of torch.
 
-The hub is not asked: that takes a network, and a data set of it may be in the cache of the node that needs it.
+The hub is not queried: that requires a network, and a data set of it may be in the cache of the node that needs it.
 """
 
 from __future__ import annotations

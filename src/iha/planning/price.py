@@ -170,7 +170,7 @@ class Machine:
         return STATE_BYTES * parts["total"] / shards + gathered + activations + loss + self._process(gpus)
 
     def _process(self, gpus: int) -> float:
-        """Memory that is there before any model: CUDA's context, or torch in the process."""
+        """Memory used before any model is built: CUDA's context, or torch in the process."""
         return 2e9 if gpus else PROCESS_BYTES
 
     def checkpoint_bytes(self, stage: TrainStage) -> float:
@@ -305,7 +305,7 @@ _STUDIES: list[StudyPrice] = []
 
 
 def register_study(price: StudyPrice) -> StudyPrice:
-    """Add the jobs of a study to every plan: a function that returns those which a config's goal asks for.
+    """Add the jobs of a study to every plan: a function that returns those which a config's goal requires.
 
     Studies are above this module in the order of imports, so they register themselves (`iha.studies.price`), and the
     command line imports them.
@@ -316,7 +316,7 @@ def register_study(price: StudyPrice) -> StudyPrice:
 
 
 def jobs(config: Config) -> list[Job]:
-    """All jobs that a config's goal asks for, under the names and in the order of the workflow's rules.
+    """All jobs that a config's goal requires, under the names and in the order of the workflow's rules.
 
     Raises:
         ConfigError: a batch does not divide over its GPUs.
@@ -443,7 +443,7 @@ def _held(state: Path, job: Job) -> float:
 def plan(config: Config) -> dict[str, Any]:
     """Price every job of a config.
 
-    `rules`: sums by rule; `total`: sums, wall time on the GPUs there are; `critical_path`: the longest chain if there
+    `rules`: sums by rule; `total`: sums, wall time on the available GPUs; `critical_path`: the longest chain if there
     were GPUs for all; `trainings`: speed of the language models by stage and variant. Hours, bytes, kWh and the
     config's currency. `actual` is given next to the prediction for jobs that have run.
 

@@ -1,7 +1,7 @@
 """Which results no longer match the configuration, the code, their inputs or their files, from the manifests alone.
 
 Snakemake decides from its own records in `.snakemake`, which are lost when a folder is moved or cleaned. A manifest
-records its slice, its code and its inputs, so the same decision can be made without them. Free of torch.
+records its slice, its code and its inputs, so the decision is possible without them. Free of torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def outdated(
         code: the fingerprint of a job's code.
         state: folder of the experiment's large files. A result whose files are gone counts as outdated only where a
             job that will run reads them: a finished experiment may be kept without its checkpoints.
-        targets: the files or rules that are asked for.
+        targets: the requested files or rules.
         frozen: accept results of other settings, code and inputs (`--rerun-triggers mtime`).
     """
     needed = [jobs[path] for path in jobs if path in _needed(jobs, targets)]

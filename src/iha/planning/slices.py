@@ -1,9 +1,9 @@
 """What each stage depends on: its slice of the configuration.
 
 A stage receives its slice and nothing else of the config, so a key outside it cannot change its result, and a key
-inside it makes it run again. Slices hold whole sections, or inherit the fields of a section, so that a new setting is
-in them by itself. `iha.planning.dag` fills them in. Free of torch, and of the ledger: a stage imports this module, and
-an edit of the ledger must not rerun it.
+inside it makes it run again. Slices hold complete sections, or inherit the fields of a section, so that a new setting
+is in them by itself. `iha.planning.dag` fills them in. Free of torch, and of the ledger: a stage imports this module,
+and an edit of the ledger must not rerun it.
 """
 
 from __future__ import annotations

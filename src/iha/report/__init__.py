@@ -1,1 +1,1 @@
-"""From manifests to the paper's tables and figures, ours beside the paper's. Free of torch and MLflow."""
+"""The paper's tables and figures from manifests, our numbers next to the paper's. Free of torch and MLflow."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from iha.report.results import Results, read_lines
 
-#: Characters of a text that are shown, and of one that can be unfolded (RULER's fill whole contexts).
+#: Characters of a text that are shown, and of one that can be unfolded (RULER's fill their context).
 SHOWN, WHOLE = 600, 40_000
 CHECKPOINTS = {"base": "after pretraining", "sft": "after fine-tuning", "long": "after context extension"}
 VERDICTS = {True: "right", False: "wrong", None: "not judged"}
@@ -101,7 +101,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str) -> tuple[str, str]:
-    """The start of a text, and the whole of it if it is longer (its middle left out beyond WHOLE)."""
+    """The start of a text, and all of it if it is longer (its middle left out beyond WHOLE)."""
     clean = printable(text)
     if len(clean) <= SHOWN:
         return clean, ""

@@ -38,7 +38,7 @@ class Claim:
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """Variants it is about, besides its own."""
+        """The variants that `better` is compared with."""
         return tuple(v for v in VARIANTS if v != self.better) if self.worse == "others" else (self.worse,)
 
 

@@ -33,7 +33,7 @@ class Run:
 def open_run(experiment: Experiment, name: str) -> Run:
     """A run by name (VARIANT/seedN/STAGE, or VARIANT/seedN/SUITE.MODEL) or by the path of its manifest.
 
-    A path may belong to another experiment; its journal and commit are then read from there.
+    A path may belong to another experiment; its journal and commit are then read from that experiment.
 
     Raises:
         UserError: no such run; proposes the nearest and lists those there are.

@@ -72,7 +72,7 @@ def save(figure: Any, folder: Path, name: str) -> tuple[Path, Path, Path]:
 
 
 def _inline(svg: str, name: str) -> str:
-    """An SVG to put into a page: identifiers that are unique there, the page's text colour, no prologue."""
+    """An SVG to put into a page: identifiers that are unique in it, the page's text colour, no prologue."""
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
@@ -314,7 +314,7 @@ def _position_curves(results: Results, variant: str) -> dict[int, Curve]:
 
 
 def depths(results: Results, variant: str) -> dict[tuple[int, int], float]:
-    """(length, tenth of the context) -> mean score in percent of the items with one needle there, over seeds."""
+    """(length, tenth of the context) -> mean score in percent of the items with one needle in it, over seeds."""
     found: dict[tuple[int, int], list[float]] = {}
     for name, manifest in results.inputs.items():
         if name.startswith(f"eval:{variant}:") and name.endswith(":long"):

@@ -227,6 +227,6 @@ def _code(manifest: Any) -> str:
 
 
 def configuration(results: Results) -> str:
-    """The whole configuration as YAML, which the workflow leaves in the state folder."""
+    """The complete configuration as YAML, which the workflow leaves in the state folder."""
     path = results.state / "config.json"
     return yaml.safe_dump(yaml.safe_load(path.read_text()), sort_keys=False) if path.exists() else ""

@@ -3,7 +3,7 @@
 With two or more seeds, variants and seeds form a two-way layout: a seed's data order is common to all variants, so seed
 means are removed and the remaining variance is pooled over variants. The test is Dunnett's against one control, with
 (v - 1)(s - 1) degrees of freedom (`scipy.stats.dunnett` has the one-way layout only, so the multivariate t is used here
-directly). Where the answers to single items are kept, a paired test over items is made as well, and the more cautious
+directly). Where the answers to single items are kept, a paired test over items is run as well, and the more cautious
 of the two counts: seeds vary the training run, items the benchmark.
 
 With one seed only items vary. Such a result is about one checkpoint and decides nothing about an architecture.
@@ -107,7 +107,7 @@ def item_interval(scores: Sequence[float], bounded: bool = True) -> Span | None:
     """95 % interval of the mean of one score per item; None without items, and where nothing varies or bounds them.
 
     All 0 or 1: Clopper-Pearson. Otherwise bootstrap, but where fewer than FEW items differ from 0 (or from 1) the
-    Clopper-Pearson bound of their share, with any score possible for them: resampling shows no width there.
+    Clopper-Pearson bound of their share, with any score possible for them: resampling shows no width in that case.
     """
     values = [round(x, 9) for x in scores]
     if not values:
@@ -379,7 +379,7 @@ class Lead:
 
 
 def rank_lead(results: Results, columns: Sequence[Samples], benchmarks: Sequence[str], variant: str) -> Lead | None:
-    """Test of a lead by permuting which variant gave which result: whole seeds and, where they are kept, items.
+    """Test of a lead by permuting which variant gave which result: over seeds and, where they are kept, over items.
 
     Items are permuted within a benchmark, all its columns together, after a mean over seeds; of the two p-values the
     larger counts. None without a column in which all variants share seeds or items. Scipy's permutation test holds one

@@ -1,7 +1,7 @@
 """Every table of the report: cells computed from results, then written as Markdown, CSV, LaTeX or HTML.
 
-A cell is one number; the paper's is small beside it. A cell records the inputs it was computed from at the moment it is
-computed, which is what `iha trace` prints. Bold: significantly better than the reference after correction.
+A cell is one number; the paper's is shown next to it, smaller. When it is computed, a cell records its inputs, which
+`iha trace` prints. Bold: significantly better than the reference after correction.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _heading(measure: Measure) -> str:
 
 
 def _cell(endpoint: Endpoint, variant: str, table: str) -> Cell:
-    """A variant's mean, the paper's small beside it where the items are the benchmark's own."""
+    """A variant's mean, next to the paper's where the items are the benchmark's."""
     measure, sample = endpoint.measure, endpoint.samples[variant]
     theirs = None if measure.generated else paper().of(measure, variant)
     test = endpoint.tests.get(variant)

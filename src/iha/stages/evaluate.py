@@ -106,13 +106,13 @@ def subject_of(context: Context) -> Subject:
 
 
 def identity_of(subject: Subject, context: Context) -> str:
-    """What an answer depends on besides its prompt: weights, tokenizer, code, precision."""
+    """What an answer depends on, apart from its prompt: weights, tokenizer, code, precision."""
     tokenizer = context.inputs["tokenizer"].metadata["sha256"]
     return f"{subject.weights}|{tokenizer}|{context.code}|{_precision(context)[1]}"
 
 
 def _precision(context: Context) -> tuple[str, torch.dtype]:
-    """Device of the model, and the number format it runs in there."""
+    """Device of the model, and its dtype on that device."""
     import torch
 
     device = context.device if context.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")

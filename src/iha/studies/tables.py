@@ -43,7 +43,7 @@ def save(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def legend_below(figure: Any, axis: Any) -> None:
-    """One legend for the whole figure, of what `axis` shows; none if that shows nothing."""
+    """One legend for the figure, with the entries of `axis`; none if it has no entries."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
         columns = max(1, min(len(labels), int(figure.get_figwidth() / LABEL_INCHES)))

@@ -83,7 +83,7 @@ class MetricsFile:
             self._handle.write("\n")
 
     def start(self, info: RunInfo) -> None:
-        """Write the event with which every life of a run begins."""
+        """Write the event with which every process of a run begins."""
         self.write("start", run=asdict(info))
 
     def metrics(self, step: int, values: dict[str, float]) -> None:

@@ -176,7 +176,7 @@ class Experiment:
         return run
 
     def parent(self, info: RunInfo | None = None) -> str:
-        """Id of the run that contains a run: that of its variant and seed, else that of the whole experiment."""
+        """Id of the run that contains a run: that of its variant and seed, else that of the experiment."""
         run = self.find_or_create(self.name, CONTAINER, None)
         if info is not None and info.group is not None:
             run = self.find_or_create(info.group, CONTAINER, run.info.run_id)

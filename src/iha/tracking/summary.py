@@ -2,7 +2,7 @@
 
 MLflow compares runs, but a variant is many of them (three training stages, several suites). A summary holds the loss
 curves of the training stages with the tokens, FLOPs and seconds that each point cost (any of which can be the x axis),
-the scores of all suites in percent, as in the report, and what the variant cost in all. It is replaced as a whole when
+the scores of all suites in percent, as in the report, and what the variant cost in all. It is replaced completely when
 its content changes. A stage that was redone counts once, as it is now. A summary is not nested: MLflow's page would
 show its parent in its place.
 """

@@ -83,7 +83,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale in place: a copy of a (V, D) matrix would cost a third of the whole loss. Hence once only."""
+        """Scale in place: a copy of a (V, D) matrix would cost a third of the loss's time. Hence once only."""
         if not ctx.grads:
             raise RuntimeError("token_loss_sum can be differentiated once; its gradients are scaled in place")
         grads, ctx.grads = ctx.grads, []

@@ -63,7 +63,7 @@ class Run:
         return {"slice": self.part.model_dump(mode="json"), "inputs": inputs}
 
     def flops(self) -> float:
-        """Training FLOPs of the whole run, in the ledger's convention."""
+        """Training FLOPs of the complete run, in the ledger's convention."""
         part = self.part
         priced = PricedModel(part.model, part.variant.attention, part.vocab_size, part.pretrain_len)
         budget = Budget(seq_len=part.recipe.seq_len, steps=part.steps, global_batch=part.recipe.global_batch)
@@ -154,7 +154,7 @@ def _train(this: Run, stop: StopFlag, record: dict[str, Any]) -> StageResult:
 
 
 def open_batches(this: Run) -> Batches:
-    """The batches of a run; warns if the store holds fewer samples than the run asks for.
+    """The batches of a run; warns if the store holds fewer samples than the run needs.
 
     Raises:
         ConfigError: the global batch does not divide over the ranks.

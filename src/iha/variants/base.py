@@ -153,7 +153,7 @@ def check_variant(spec: AttentionSpec, geometry: Geometry, lengths: Iterable[int
     """Why a variant cannot be built or counted at `geometry`; empty: it can. Free of torch.
 
     First what the spec itself reports. Then its numbers: windows, parameters and FLOPs of every layer at sequences of
-    `lengths` tokens must be whole numbers, not too small; one line for each member, for the first layer it is wrong in.
+    `lengths` tokens must be integers, not too small; one line for each member, for the first layer it is wrong in.
     `iha.model.transformer.check_shapes` runs the layers.
     """
     if problems := spec.problems(geometry):

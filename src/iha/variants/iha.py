@@ -18,8 +18,8 @@ class IhaSpec(GroupedSpec):
     `collapse`: R over all H x P outputs, or over the P of its own head (spec 2.6); none, with P = 1 only, is mixing
     alone, which is folded into the projections. `positions`: RoPE of virtual tokens at n P + p, scaled to n + p / P, or
     shared, n. `lr_multiplier`: learning rate of mixes and R over the model's. `window`: original tokens a local layer
-    sees, its kernel sees `window * P` virtual ones; None: pretrain_len / (2 P^2), which must be whole. `global_layers`:
-    iha breaks the FLOP match (spec D11). `noise_std`: noise around the identity at the start (spec 2.7).
+    sees, its kernel sees `window * P` virtual ones; None: pretrain_len / (2 P^2), an integer. `global_layers`: iha
+    breaks the FLOP match (spec D11). `noise_std`: noise around the identity at the start (spec 2.7).
     """
 
     kind: Literal["iha"]
@@ -37,7 +37,7 @@ class IhaSpec(GroupedSpec):
     noise_std: float = 0.02
 
     def problems(self, geometry: Geometry) -> list[str]:
-        """No pseudo-heads, no whole window, or a window outside 1 .. pretrain_len."""
+        """No pseudo-heads, a window that is no integer, or a window outside 1 .. pretrain_len."""
         return [*super().problems(geometry), *self._problems(geometry)]
 
     def _problems(self, geometry: Geometry) -> Iterator[str]:

@@ -22,7 +22,7 @@ class PairedHeadsSpec(AttentionSpec):
     period: int = 5
 
     def problems(self, geometry: Geometry) -> list[str]:
-        """An odd number of heads, no whole window, or a window outside 1 .. pretrain_len."""
+        """An odd number of heads, a window that is no integer, or a window outside 1 .. pretrain_len."""
         return list(self._problems(geometry))
 
     def _problems(self, geometry: Geometry) -> Iterator[str]:

@@ -28,8 +28,8 @@ def score(task: str, output: str, golds: Sequence[str]) -> dict[str, float]:
 
     official: RULER's string match: the share of references contained in the output; for qa_1 and qa_2 1 if any is
         contained. Counts a reference inside a longer string, and accepts wrong answers next to it.
-    strict: 1 if every reference is a whole word of the first paragraph and nothing else of its kind (number, uuid,
-        variable) is there, else 0; for qa the first line must equal a reference up to case, articles, punctuation.
+    strict: 1 if the first paragraph has every reference as a complete word and nothing else of its kind (number,
+        uuid, variable), else 0; for qa the first line must equal a reference up to case, articles, punctuation.
 
     Args:
         task: name of the task.
@@ -88,7 +88,7 @@ def summary(records: Sequence[Scored]) -> dict[str, Any]:
 
     Returns:
         `means`: per metric and length, and over all lengths (`length` None), the mean of the tasks' means with its 95 %
-        bootstrap interval (`low`, `high`); `tasks` names what it is over, `n` counts the items.
+        bootstrap interval (`low`, `high`); `tasks` lists the tasks it averages, `n` counts the items.
         `depths`: per metric, length and tenth of the context (`bin` 0 is the start), the mean over the items with one
         needle there; a bin without items is absent.
     """

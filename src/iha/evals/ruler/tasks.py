@@ -343,7 +343,7 @@ def _numbered(items: Sequence[str]) -> str:
 
 
 def frequent_words(length: int) -> Task:
-    """Coded words with frequency rank^-2; the first rank is noise ("..."), the next three are asked for."""
+    """Coded words with frequency rank^-2; the first rank is noise ("..."), the question is about the next three."""
     vocabulary = max(length // 50, 5)
 
     def build(rng: Random, index: int, units: int) -> Draft:

@@ -1,9 +1,9 @@
-"""Generated programs run here and nowhere else: inside bubblewrap, under hard limits, judged in another process.
+"""Run generated programs: inside bubblewrap, under hard limits, judged in another process.
 
 No network, an empty read-only root with the interpreter, its standard library and numpy only (no /proc, no /sys, no
 shell, no other package, no benchmark file), a small tmpfs as home and /tmp, namespaces for processes, IPC, host name,
 network and users, no capabilities, a system-call filter, limits on memory, CPU, processes, file size and open files, a
-wall clock, and the whole tree killed at the end. Where root runs it, the program gets a real user id of its own
+wall clock, and all processes killed at the end. Where root runs it, the program gets a separate real user id
 instead of a user namespace: the kernel exempts uid 0 from the process limit, mapped or not. Where all this cannot be
 set up, nothing is run (`available`).
 
@@ -134,7 +134,7 @@ def _once(code: str, tests: str, timeout: float, errors: IO[bytes] | None) -> Ve
     here, there = socket.socketpair()
     with here, there, command.call_filter() as bpf:
         process = subprocess.Popen(
-            # the kernel's limit of each process is a second wall behind the limit of all: it counts whole seconds
+            # the kernel's limit of each process is a second barrier behind the limit of all: it counts full seconds
             command.command(there.fileno(), bpf, command.own_uid(), math.ceil(timeout) + 2),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -184,7 +184,7 @@ def _judge(here: socket.socket, pid: int, job: tuple[str, str], timeout: float) 
 
 
 def _over(timeout: float, seconds: float, memory: int, waited: float) -> str | None:
-    """The limit that a program is over, if any."""
+    """The limit that a program exceeds, if any."""
     if memory > command.MEMORY:
         return f"more than {command.MEMORY >> 20} MiB of memory"
     if seconds > timeout:
@@ -226,5 +226,5 @@ def _tree(pid: int) -> list[int]:
     return tree
 
 
-#: Kernels without these files (CONFIG_PROC_CHILDREN) are asked for every process of the machine instead.
+#: On kernels without these files (CONFIG_PROC_CHILDREN), all processes of the machine are listed instead.
 _CHILDREN_FILES = Path("/proc/thread-self/children").exists()

@@ -24,7 +24,7 @@ _serial = itertools.count(os.getpid() * 1000)
 
 
 def command(channel: int, bpf: int | None, uid: int, seconds: int) -> list[str]:
-    """The whole command line: the sandbox and the guest in it.
+    """The complete command line: the sandbox and the guest in it.
 
     Args:
         channel: the guest's end of the socket.
@@ -127,7 +127,7 @@ def _interpreter() -> tuple[str, ...]:
 
 
 def _libraries() -> Iterator[Path]:
-    """The standard library, and the folders or files of shared libraries. Not more: /usr/lib holds whole programs."""
+    """The standard library, and the folders or files of shared libraries. Not more: /usr/lib holds programs too."""
     for name in ("/usr/lib", "/usr/lib64", "/lib", "/lib64"):
         folder = Path(name)
         architectures = [] if folder.is_symlink() else sorted(folder.glob("*-linux-gnu*"))

@@ -2,7 +2,7 @@
 
 Started as `python -c <this file>` with the socket, a user id to take (or 0) and the limits as arguments.
 
-The judge runs the tests. Each name of the program that the tests use is a `Remote` there: calling it sends the
+The judge runs the tests. Each name of the program that the tests use is a `Remote` in the judge: calling it sends the
 arguments to the program's process and receives a plain value (numbers, strings, lists, tuples, sets, dicts, ...) back,
 which the judge compares itself. So the program holds neither the tests nor the channel of the verdict, and what it
 does to `exec`, `abs`, `==` or the interpreter happens in its own process only. An object that is not a plain value

@@ -1,6 +1,6 @@
 """The system calls a sandboxed program is refused: new namespaces, mounts, other processes' memory, hidden memory.
 
-A second wall behind namespaces and limits: what it refuses either reaches kernel code no solution needs or takes
+A second barrier behind namespaces and limits: what it refuses either reaches kernel code no solution needs or takes
 memory that no resource limit counts (System V shared memory, memfd). Classic BPF, as `bwrap --seccomp` reads it.
 Numbers: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (AArch64).
 """

@@ -156,7 +156,7 @@ class InterleavedHeadAttention(Attention):
     What is not mixed or collapsed has None instead. With `n_kv_heads`, keys and values are mixed among these.
 
     Raises:
-        ValueError: sizes that do not fit, or a window "auto" that is not a whole number.
+        ValueError: sizes that do not fit, or a window "auto" that is not an integer.
     """
 
     grouped = True
@@ -204,7 +204,7 @@ class InterleavedHeadAttention(Attention):
 
     @classmethod
     def from_spec(cls, spec: IhaSpec, geometry: Geometry, layer: int, **options: Any) -> Attention:
-        """A global layer is plain MHA, unless the spec asks for global IHA (spec 2.5, D11)."""
+        """A global layer is plain MHA, unless the spec requests global IHA (spec 2.5, D11)."""
         if not spec.interleaves(layer):
             return MultiHeadAttention.from_spec(spec, geometry, layer, **options)
         own = {

@@ -20,10 +20,11 @@ class Mask:
 
     `window`: keys a query sees, itself included (a flash kernel's window_size is (window - 1, 0)); None: all.
     `group`: 1 for flat causality; P for token causality, where a query sees every pseudo-key of its own token and the
-    window counts whole tokens (spec 2.4). `n_pseudo`: virtual tokens per token. `first`: index in tokens of the first
-    key, counted from the start of the sequence, pads included. `pad` (B,): left-pad tokens of each row. `documents`
-    (B, tokens of the keys): only keys of the query's own document are seen. `memo`: what kernels have computed
-    from this mask, for the next layer that uses it.
+    `window` counts tokens, not virtual tokens (spec 2.4). `n_pseudo`: virtual tokens per token. `first`: index in
+    tokens of the first key, counted from the start of the sequence, pads included.
+    `pad` (B,): left-pad tokens of each row. `documents` (B, tokens of the keys): only keys of the
+    query's own document are seen.
+    `memo`: what kernels have computed from this mask, for the next layer that uses it.
     """
 
     n_queries: int
@@ -58,7 +59,7 @@ class Mask:
 
     @property
     def plain(self) -> bool:
-        """Whether this is the ordinary causal mask of a whole sequence, which kernels know by a flag."""
+        """Whether this is the ordinary causal mask of a complete sequence, which kernels know by a flag."""
         return self.square and self.group == 1 and not self.windowed and not self.ragged
 
     def keys_of(self, start: int, stop: int) -> tuple[int, int]:
@@ -88,7 +89,7 @@ class Mask:
         return seen
 
     def bias(self, like: Tensor) -> Tensor:
-        """The whole mask as 0 and minus infinity, in type and device of `like`."""
+        """The complete mask as 0 and minus infinity, with dtype and device of `like`."""
         return additive(self.dense(like.device), like.dtype)
 
     def step_bias(self, like: Tensor) -> Tensor | None:

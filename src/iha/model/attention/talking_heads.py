@@ -17,7 +17,7 @@ from iha.model.attention.context import ForwardContext
 from iha.model.attention.masks import Mask
 from iha.model.cache import LayerCache
 
-#: Queries per chunk; up to WHOLE queries are not worth cutting; from RECOMPUTE_FROM keys on, chunks are recomputed
+#: Queries per chunk; up to WHOLE queries are one chunk; from RECOMPUTE_FROM keys on, chunks are recomputed
 #: rather than kept for the backward pass.
 CHUNK = 128
 WHOLE = 256

@@ -1,8 +1,8 @@
 """Key-value recall: how much compute each attention variant needs to learn it, window, mixing and interleaving apart.
 
-A sequence of N tokens starts with `pairs` distinct keys, each followed by its value; then come keys of these, each with
-its value again. Loss and accuracy are measured at the later keys, whose value is to be predicted. Each seed is trained
-until a running mean of its accuracy passes the target; what counts is the FLOPs and steps until then.
+A sequence of N tokens starts with `pairs` distinct keys, each followed by its value; the rest repeats some of these
+keys, each with its value. Loss and accuracy are measured at the repeated keys, whose value is to be predicted. Each
+seed is trained until a running mean of its accuracy passes the target; what counts is the FLOPs and steps until then.
 
 `python -m iha.studies.recall.train` is the entry point of the rule `recall_train`.
 """

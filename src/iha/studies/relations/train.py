@@ -303,7 +303,7 @@ class Trainer:
         write_json(self.folder / PROGRESS, self.result())
 
     def finish(self) -> dict[str, Any]:
-        """Score the best weights on the whole test split and keep them; returns the result with `test`."""
+        """Score the best weights on the complete test split and keep them; returns the result with `test`."""
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self.best[name])

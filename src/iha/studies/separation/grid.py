@@ -1,4 +1,4 @@
-"""The points of the grid, and the number of heads that the theory asks for. Free of torch."""
+"""The points of the grid, and the number of heads that the theory requires. Free of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole grid, point by point: a finished point is kept, and what the budget does not reach stays open.
+"""Run the grid point by point: a finished point is kept, and points beyond the budget stay open.
 
 `python -m iha.studies.separation.run` is the entry point of the rule `separation`.
 """

@@ -109,7 +109,7 @@ def identity_mix(module: InterleavedHeadAttention, own: list[float]) -> None:
 
 
 def frame(length: int, head_dim: int, n_pseudo: int, positions: Positions, *, masked: bool = True) -> ForwardContext:
-    """Context of a whole sequence: causal or open; no positions, one per token, or one per virtual token (spec 2.3)."""
+    """Context of a complete sequence: causal or open; positions: none, per token, or per virtual token (spec 2.3)."""
     kind = ForwardContext if masked else OpenContext
     layouts: set[Layout] = {(1, "virtual"), (n_pseudo, "virtual")}
     if positions == "none":

@@ -33,7 +33,7 @@ class TheorySlice(Frozen):
 
 @dataclass(frozen=True)
 class Counterexample:
-    """The smallest case found in which the printed form is wrong: what it claims there, and what was found."""
+    """The smallest case found in which the printed form is wrong: the claimed and the computed value."""
 
     case: str
     claimed: Shown

@@ -1,4 +1,4 @@
-"""Attention kernels with one face, `attend`."""
+"""Attention kernels with one interface, `attend`."""
 
 from iha.model.attention.kernels.dispatch import KERNELS, announce, attend, choose, reference_attention
 

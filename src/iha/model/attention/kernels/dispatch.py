@@ -1,4 +1,4 @@
-"""The face of the attention kernels: `attend` chooses one by mask, device and capability; a forced one is obeyed.
+"""Interface of the attention kernels: `attend` chooses one by mask, device and capability, or uses the requested one.
 
 All kernels compute softmax(q k^T scale + mask) v and agree within rounding. This module holds the choice and the two
 kernels that need no more than a few lines; `cpu`, `flex` and `flash` hold the others.
@@ -54,7 +54,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, backend: s
 
 
 def choose(device: str, backend: str) -> str:
-    """Name in `KERNELS` for a device type; `auto` takes what is exact and fastest there.
+    """Name in `KERNELS` for a device type; `auto`: the fastest exact kernel of that device.
 
     On a GPU: SDPA where a causal flag describes the mask, FlexAttention for every other mask.
     """

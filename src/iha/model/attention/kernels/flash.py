@@ -20,7 +20,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -
     """softmax(q k^T scale + mask) v for q (B, H, L, d), k and v (B, H, L, d); returns (B, H, L, d).
 
     Raises:
-        UserError: the mask is token-causal or the call is not one of whole sequences; no flash kernel has these.
+        UserError: the mask is token-causal, or queries and keys are not complete sequences; flash kernels support
+            neither.
     """
     if mask.group > 1:
         raise UserError(

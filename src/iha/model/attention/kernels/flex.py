@@ -1,7 +1,7 @@
 """FlexAttention: any mask in one fused GPU kernel that skips the blocks a mask leaves empty.
 
 The block structure is computed from the mask's geometry, in (N / 128)^2 numbers, not from an N x N mask. On a CPU
-FlexAttention has no backward pass, so there it serves for forward passes only.
+FlexAttention has no backward pass, so it is used for forward passes only.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _ranges(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _visible(mask: Mask, batch: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """The mask of one pair, from indices; equal to `Mask.dense` for whole blocks."""
+    """The mask of one pair, from indices; equal to `Mask.dense` for complete blocks."""
     u = q + mask.offset
     seen = k // mask.group <= u // mask.group
     if mask.window is not None:
