@@ -1,9 +1,7 @@
 """Progress of an evaluation: answers on a terminal and in a log."""
 
-import io
-import sys
-
 import pytest
+from terminal import on_terminal
 
 from iha.artifacts import progress as module
 from iha.evals.generate import DecodingProgress
@@ -15,19 +13,6 @@ def clock(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
     return now
-
-
-def on_terminal(monkeypatch):
-    """Standard error as a terminal, from now on: what a fixture sets, pytest sets back before the test."""
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "80")
-    return sys.stderr
 
 
 def test_answers_move_on_a_terminal(monkeypatch, caplog):

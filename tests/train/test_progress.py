@@ -1,9 +1,7 @@
 """A training run's progress: rates, MFU only where the peak is known, few lines in a log, one line on a terminal."""
 
-import io
-import sys
-
 import pytest
+from terminal import on_terminal
 
 from iha.train import progress as module
 from iha.train.progress import Progress
@@ -77,19 +75,6 @@ def test_other_ranks_log_nothing(clock, caplog):
     clock[0] += 1.0
     progress(7, dict(METRICS))
     assert not caplog.records
-
-
-def on_terminal(monkeypatch):
-    """Make standard error a terminal from here on; pytest would undo it if a fixture did it."""
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "80")
-    return sys.stderr
 
 
 def test_a_terminal_gets_one_moving_line(monkeypatch, caplog):
